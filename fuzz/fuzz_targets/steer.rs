@@ -289,8 +289,8 @@ impl Rig {
         self.burst.packets.push(Packet { hash: self.hash_of(flow), headers, ..packet });
     }
 
-    fn turn(&mut self, behind: PollStatus) {
-        self.burst.behind = behind;
+    fn turn(&mut self, status: PollStatus) {
+        self.burst.poll_status = status;
         self.intake.observe();
         let segments = |packet: &Packet| u64::from(packet.segment_count());
         let show = |packets: &[Packet]| self.shown += packets.iter().map(segments).sum::<u64>();

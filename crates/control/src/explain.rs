@@ -106,7 +106,7 @@ fn now(state: &FlowState, flow: FlowHash) -> String {
 
 /// CPU of the flow's next packet, the reason, and the packets that it waits for.
 fn next(state: &FlowState, at_ns: u64) -> String {
-    let (wished, steer_reason) = state.wish;
+    let (desired_cpu, steer_reason) = state.desired;
     let follows = match (state.held, state.cpu) {
         _ if state.is_fenced => {
             "; it waits until every CPU has processed what it had when the table was replaced"
@@ -119,15 +119,18 @@ fn next(state: &FlowState, at_ns: u64) -> String {
                 }
                 _ => String::new(),
             };
-            let with =
-                if held.to == wished { String::new() } else { format!(" for CPU {}", held.to) };
+            let with = if held.to == desired_cpu {
+                String::new()
+            } else {
+                format!(" for CPU {}", held.to)
+            };
             let waited = span(at_ns.saturating_sub(held.since_ns));
             format!(
                 "; it waits behind {} held{with} for {waited}{until}",
                 packets(held.packets as u64)
             )
         }
-        (None, Some(cpu)) if cpu != wished && state.ahead > 0 => {
+        (None, Some(cpu)) if cpu != desired_cpu && state.ahead > 0 => {
             let stayed = state.stayed.map_or_else(String::new, |(stayed, since_ns)| {
                 let waited = span(at_ns.saturating_sub(since_ns));
                 format!("; {} did so in {waited}", packets(stayed.into()))
@@ -138,12 +141,12 @@ fn next(state: &FlowState, at_ns: u64) -> String {
                 packets(state.ahead.into())
             )
         }
-        (None, Some(cpu)) if cpu != wished => {
+        (None, Some(cpu)) if cpu != desired_cpu => {
             format!("; at once, for CPU {cpu} has processed all before it")
         }
         _ => String::new(),
     };
-    format!("to CPU {wished}, since {}{follows}", reason(steer_reason))
+    format!("to CPU {desired_cpu}, since {}{follows}", reason(steer_reason))
 }
 
 /// Slot of the flow table, and the other flows in it.
@@ -199,7 +202,7 @@ fn how_it_moved(moved: &Move, flow: FlowHash) -> String {
     format!(
         "{}: CPU {from} to CPU {to}{with}, since {}; {how} ({})",
         seconds(moved.at_ns),
-        reason(moved.wish),
+        reason(moved.desired_by),
         moved.steer_reason.name()
     )
 }
@@ -314,7 +317,7 @@ fn queue_document(told: &Explained) -> Value {
         "at_ns": at_ns,
         "cpu": state.cpu.map(|cpu| cpu.0),
         "fenced": state.is_fenced,
-        "wish": { "cpu": state.wish.0.0, "because": state.wish.1.name() },
+        "desired": { "cpu": state.desired.0.0, "because": state.desired.1.name() },
         "ahead": state.ahead,
         "stayed": stayed,
         "held": held,
@@ -335,7 +338,7 @@ fn move_document(moved: &Move) -> Value {
         "flow": hex(moved.flow),
         "from": moved.from.0,
         "to": moved.to.0,
-        "wish": moved.wish.name(),
+        "desired_by": moved.desired_by.name(),
         "because": moved.steer_reason.name(),
         "ahead": moved.ahead,
         "stayed": moved.stayed,
@@ -398,7 +401,7 @@ mod tests {
             slots: 4096,
             cpu: Some(CpuId(3)),
             is_fenced: false,
-            wish: (CpuId(3), SteerReason::Rps),
+            desired: (CpuId(3), SteerReason::Rps),
             ahead: 0,
             stayed: None,
             held: None,
@@ -440,7 +443,7 @@ mod tests {
 
     #[test]
     fn flow_location_in_words() {
-        let wanted = FlowState { wish: (CpuId(1), SteerReason::Rfs), ..settled() };
+        let wanted = FlowState { desired: (CpuId(1), SteerReason::Rfs), ..settled() };
         let held_for = |cpu| HeldPackets { packets: 1, since_ns: 1_000, to: CpuId(cpu) };
         let behind = FlowState { ahead: 37, ..wanted.clone() };
         for (state, words) in [

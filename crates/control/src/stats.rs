@@ -47,19 +47,19 @@ impl CpuStats {
         let queues = || counters.queues.iter();
         let targets = || queues().filter_map(|queue| queue.per_cpu.get(cpu.index()));
         let delivery = &counters.cpus[index];
-        let bell = shared.bell(index);
+        let waker = shared.cpu_waker(index);
         let gone = delivery.frames.get() + delivery.lost.get();
         let enqueued: u64 = targets().map(|target| target.enqueued()).sum();
         Self {
             processed: delivery.frames.get(),
             dropped: targets().map(|target| target.dropped.get()).sum(),
             time_squeeze: shared.squeezed(index),
-            received_rps: bell.rung_for_packets(),
+            received_rps: waker.wakeups_for_packets(),
             flow_limit_count: shared.flow_limited(index),
             backlog_len: enqueued.saturating_sub(gone),
             backlog_max: delivery.backlog_max.get(),
             cpu_lost: delivery.lost.get(),
-            wakeups: bell.rung(),
+            wakeups: waker.wakeups(),
             busy_ns: shared.busy_ns(index),
         }
     }

@@ -179,9 +179,9 @@ impl<H: Handler> Loan<H> {
         has_panicked
     }
 
-    /// Sleeps until the bell rings, a descriptor is readable while packets are to wake the CPU, or the time is over.
+    /// Sleeps until a wake-up, until a descriptor is readable while packets are to wake the CPU, or the time is over.
     fn wait(&self, until_ns: Option<u64>, numbers: &[RawFd]) {
-        let (bell, clock) = (self.shared.bell(self.index), &self.shared.clock);
+        let (waker, clock) = (self.shared.cpu_waker(self.index), &self.shared.clock);
         let mut now_ns = clock.now_ns();
         loop {
             self.sleeps_suspended.store(true, Ordering::Relaxed);
@@ -193,11 +193,11 @@ impl<H: Handler> Loan<H> {
             let readable = if is_suspended { &[] } else { numbers };
             let wake_ns = until_ns.into_iter().chain(suspended).min();
             let at_most_ns = wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns));
-            bell.wait_by_number(at_most_ns.map(Duration::from_nanos), readable);
+            waker.wait_by_number(at_most_ns.map(Duration::from_nanos), readable);
             self.sleeps_suspended.store(false, Ordering::Relaxed);
             now_ns = clock.now_ns();
             let is_over = wake_ns.is_some_and(|wake_ns| wake_ns <= now_ns);
-            if is_over || !bell.is_asleep() || self.suspended_until_ns() <= now_ns {
+            if is_over || !waker.is_asleep() || self.suspended_until_ns() <= now_ns {
                 return;
             }
         }
@@ -241,7 +241,7 @@ impl<H: Handler> Loan<H> {
             self.resume();
         }
         if turned.must_wake {
-            self.shared.bell(self.index).ring();
+            self.shared.cpu_waker(self.index).wake();
         }
         turned.has_found
     }
@@ -262,7 +262,7 @@ impl<H: Handler> Loan<H> {
 
     /// False if the CPU's own thread was woken, which takes the worker back, or must end.
     fn may_turn(&self, lent: &Lent<H>) -> bool {
-        self.shared.bell(self.index).is_asleep() && lent.worker.life != ThreadState::Terminated
+        self.shared.cpu_waker(self.index).is_asleep() && lent.worker.life != ThreadState::Terminated
     }
 
     fn turn_lent(&self, Lent { worker, until_ns }: &mut Lent<H>) -> Turned {
@@ -291,7 +291,7 @@ impl<H: Handler> Loan<H> {
         self.is_moderated.store(false, Ordering::Relaxed);
         fence(Ordering::SeqCst); // pairs with that in `wait`
         if self.sleeps_suspended.load(Ordering::Relaxed) {
-            self.shared.bell(self.index).ring();
+            self.shared.cpu_waker(self.index).wake();
         }
     }
 
@@ -458,7 +458,7 @@ mod tests {
 
         /// Waits until the CPU's thread sleeps, or is about to.
         fn until_asleep(&self) {
-            while !self.state.has_started() || !self.state.bell(0).is_asleep() {
+            while !self.state.has_started() || !self.state.cpu_waker(0).is_asleep() {
                 thread::yield_now();
             }
         }

@@ -16,8 +16,8 @@ use forebay_rx::arrive::Waker;
 use forebay_rx::{CpuId, Handler};
 use forebay_sys as sys;
 
-use super::bell::SleepOn;
 use super::busy_poll::{Arrivals, Loan};
+use super::cpu_waker::SleepOn;
 use super::idle::{Deferral, Idle};
 use super::queue::{Activity, Queue};
 use super::shared::EngineState;
@@ -99,7 +99,7 @@ impl<H: Handler> CpuThread<H> {
         sys::set_timer_slack();
         sys::set_sched_slice();
         IS_CPU.set(true);
-        self.shared.bell(self.worker.index).bind_to_current_thread();
+        self.shared.cpu_waker(self.worker.index).bind_to_current_thread();
         self.shared.ready_to_start();
         self.turn_ns = self.shared.clock.now_ns();
     }
@@ -121,7 +121,7 @@ impl<H: Handler> CpuThread<H> {
     #[must_use]
     pub fn waker(&self) -> Waker {
         let (shared, index) = (Arc::clone(&self.shared), self.worker.index);
-        Arc::new(move || shared.bell(index).ring())
+        Arc::new(move || shared.cpu_waker(index).wake())
     }
 
     /// Turns the CPU until `is_ready` returns true, and then returns true; returns false once no
@@ -147,27 +147,27 @@ impl<H: Handler> CpuThread<H> {
             return false;
         }
         self.worker.delivery.set_read_inline(true);
-        self.turn_on(is_ready, has_answered)
+        self.turn_loop(is_ready, has_answered)
     }
 
-    fn turn_on(
+    fn turn_loop(
         &mut self,
         mut is_ready: impl FnMut() -> bool,
         mut has_answered: impl FnMut() -> bool,
     ) -> bool {
-        self.release_if(&mut has_answered);
+        self.release_answered(&mut has_answered);
         while !self.is_over {
             let activity = self.turn();
             if is_ready() {
                 return true;
             }
-            if !self.is_over && !self.release_if(&mut has_answered) {
+            if !self.is_over && !self.release_answered(&mut has_answered) {
                 thread::yield_now();
                 continue;
             }
             match activity {
                 _ if self.is_over => break,
-                Activity::Worked(_) if self.is_ahead() => self.moderate(&mut is_ready),
+                Activity::Worked(_) if self.should_moderate() => self.moderate(&mut is_ready),
                 Activity::Worked(_) => {}
                 _ => self.pause(activity, &mut is_ready),
             }
@@ -182,7 +182,7 @@ impl<H: Handler> CpuThread<H> {
     }
 
     /// Declares what was delivered processed, if it is answered. Returns false if it is not.
-    fn release_if(&mut self, has_answered: &mut impl FnMut() -> bool) -> bool {
+    fn release_answered(&mut self, has_answered: &mut impl FnMut() -> bool) -> bool {
         let delivery = &mut self.worker.delivery;
         if !delivery.has_unreleased() {
             return true;
@@ -220,7 +220,7 @@ impl<H: Handler> CpuThread<H> {
     pub fn turn_to_the_end(&mut self) {
         if !self.is_over {
             self.worker.delivery.set_read_inline(false);
-            self.turn_on(|| false, || true);
+            self.turn_loop(|| false, || true);
         }
     }
 
@@ -251,7 +251,7 @@ impl<H: Handler> CpuThread<H> {
 
     /// True if others want this CPU, and nobody waits for more packets: all that were pending are received, and their
     /// readers have many others to read first.
-    fn is_ahead(&mut self) -> bool {
+    fn should_moderate(&mut self) -> bool {
         if self.loan.is_none() || self.worker.queues.is_empty() {
             return false;
         }
@@ -301,7 +301,7 @@ impl<H: Handler> CpuThread<H> {
             _ => None,
         };
         let on_descriptors = is_polling && deferred.is_none();
-        let on = if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell };
+        let on = if on_descriptors { SleepOn::Descriptors } else { SleepOn::Wakeup };
         self.sleep_unless_ready(on, is_ready, |cpu| {
             let due = until_ns.map(|due_ns| due_ns.saturating_sub(cpu.turn_ns));
             let limits = due.into_iter().chain(deferred).chain(cpu.worker.handler.sleep_max_ns());
@@ -314,8 +314,8 @@ impl<H: Handler> CpuThread<H> {
                 _ => {
                     let descriptors =
                         if on_descriptors { cpu.worker.descriptors() } else { Vec::new() };
-                    let bell = cpu.shared.bell(cpu.worker.index);
-                    bell.wait(at_most_ns.map(Duration::from_nanos), &descriptors);
+                    let waker = cpu.shared.cpu_waker(cpu.worker.index);
+                    waker.wait(at_most_ns.map(Duration::from_nanos), &descriptors);
                 }
             }
         });
@@ -329,11 +329,11 @@ impl<H: Handler> CpuThread<H> {
         sleep: impl FnOnce(&mut Self),
     ) {
         let index = self.worker.index;
-        self.shared.bell(index).prepare_to_wait(on);
+        self.shared.cpu_waker(index).prepare_to_wait(on);
         if !self.worker.has_pending_work() && !is_ready() {
             sleep(self);
         }
-        self.shared.bell(index).finish_wait();
+        self.shared.cpu_waker(index).finish_wait();
     }
 }
 

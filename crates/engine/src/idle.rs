@@ -20,15 +20,15 @@ const BLOCKED_SPIN_NS: u64 = 1_000_000;
 /// Time between two checks for preemption.
 const LOOK_NS: u64 = 10_000_000;
 
-/// Number of preemptions between two checks from which on the CPU counts as shared with another
-/// program. Kernel threads preempt only now and then.
+/// Number of preemptions between two checks from which on the CPU counts as contended: another
+/// program wants it. Kernel threads preempt only now and then.
 const PREEMPTIONS: u64 = 4;
 
-/// Time for which a CPU then counts as shared.
-const SHARED_NS: u64 = 100_000_000;
+/// Time for which a CPU then counts as contended.
+const CONTENDED_NS: u64 = 100_000_000;
 
-/// Longest time that a shared CPU spins.
-const SHARED_SPIN_NS: u64 = 20_000;
+/// Longest time that a contended CPU spins.
+const CONTENDED_SPIN_NS: u64 = 20_000;
 
 /// Spin state of one CPU.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub(super) struct Idle {
     /// Time of the last check for preemption, and the thread's number of preemptions then.
     looked_ns: u64,
     preemptions: u64,
-    /// End of the time for which the CPU counts as shared.
-    shared_until_ns: u64,
+    /// End of the time for which the CPU counts as contended.
+    contended_until_ns: u64,
 }
 
 impl Idle {
@@ -53,7 +53,7 @@ impl Idle {
             since_ns: None,
             looked_ns: 0,
             preemptions: 0,
-            shared_until_ns: 0,
+            contended_until_ns: 0,
         }
     }
 
@@ -76,19 +76,19 @@ impl Idle {
         let before = std::mem::replace(&mut self.preemptions, preemptions());
         self.looked_ns = now_ns;
         if self.preemptions.saturating_sub(before) >= PREEMPTIONS {
-            self.shared_until_ns = now_ns.saturating_add(SHARED_NS);
+            self.contended_until_ns = now_ns.saturating_add(CONTENDED_NS);
         }
     }
 
     #[cfg(test)]
     pub(super) fn set_contended(&mut self, is_contended: bool) {
         self.looked_ns = u64::MAX;
-        self.shared_until_ns = if is_contended { u64::MAX } else { 0 };
+        self.contended_until_ns = if is_contended { u64::MAX } else { 0 };
     }
 
     /// True if other programs have wanted the CPU a short time ago, and it may sleep.
     pub(super) fn is_contended(&self, now_ns: u64) -> bool {
-        self.spin_max_ns != SPIN_ALWAYS_NS && now_ns < self.shared_until_ns
+        self.spin_max_ns != SPIN_ALWAYS_NS && now_ns < self.contended_until_ns
     }
 
     /// Records that there is no work at `now_ns`, and returns true if the CPU must sleep.
@@ -98,7 +98,7 @@ impl Idle {
             return false;
         }
         let spin_ns = match is_blocked {
-            _ if now_ns < self.shared_until_ns => self.spin_ns.min(SHARED_SPIN_NS),
+            _ if now_ns < self.contended_until_ns => self.spin_ns.min(CONTENDED_SPIN_NS),
             true => BLOCKED_SPIN_NS,
             false => self.spin_ns,
         };
@@ -176,17 +176,17 @@ mod tests {
         let mut idle = Idle::new(SPIN_MAX_NS);
         let start_ns = 1 << 30;
         idle.look(start_ns, || 1000);
-        let quiet_ns = start_ns + SHARED_NS;
+        let quiet_ns = start_ns + CONTENDED_NS;
         idle.look(quiet_ns, || 1003);
         assert!(!idle.should_sleep(quiet_ns, false));
-        assert!(!idle.should_sleep(quiet_ns + SHARED_SPIN_NS, false));
+        assert!(!idle.should_sleep(quiet_ns + CONTENDED_SPIN_NS, false));
         idle.look(quiet_ns + LOOK_NS - 1, || unreachable!("it is too early"));
         idle.look(quiet_ns + LOOK_NS, || 1007);
         idle.worked(quiet_ns + SPIN_MAX_NS);
         assert!(!idle.should_sleep(quiet_ns + LOOK_NS, true));
-        assert!(idle.should_sleep(quiet_ns + LOOK_NS + SHARED_SPIN_NS, true));
-        idle.worked(quiet_ns + LOOK_NS + SHARED_SPIN_NS);
-        assert!(!idle.should_sleep(quiet_ns + LOOK_NS + SHARED_NS, false));
+        assert!(idle.should_sleep(quiet_ns + LOOK_NS + CONTENDED_SPIN_NS, true));
+        idle.worked(quiet_ns + LOOK_NS + CONTENDED_SPIN_NS);
+        assert!(!idle.should_sleep(quiet_ns + LOOK_NS + CONTENDED_NS, false));
     }
 
     #[test]
@@ -199,7 +199,10 @@ mod tests {
         let mut idle = Idle::new(SPIN_ALWAYS_NS);
         pauses(&mut idle, 10, SPIN_MAX_NS * 2);
         idle.look(LOOK_NS << 32, || 1000);
-        assert!(!idle.should_sleep((LOOK_NS << 32) + SHARED_SPIN_NS, false), "others want the CPU");
+        assert!(
+            !idle.should_sleep((LOOK_NS << 32) + CONTENDED_SPIN_NS, false),
+            "others want the CPU"
+        );
         assert!(!idle.should_sleep((LOOK_NS << 32) + BLOCKED_SPIN_NS, true));
         assert!(!idle.should_sleep(u64::MAX, false));
     }

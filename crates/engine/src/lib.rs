@@ -21,7 +21,7 @@ mod queue; //      one rx queue: source, memory, intake, changes
 mod pollers; //    the CPU that polls each queue, of those that run
 mod idle; //       time to spin before a sleep
 mod busy_poll; //  turns of a sleeping CPU by threads of the application
-mod bell; //       wake-ups of CPUs
+mod cpu_waker; //  wake-ups of CPUs
 pub(crate) mod mailbox; // queues handed over to a CPU
 mod limits; //     budgets of a turn
 mod policies; //   balance and spread, by the load of the CPUs
@@ -184,7 +184,7 @@ impl<H: Handler + 'static> Engine<H> {
     pub fn wakers(&self) -> Vec<Waker> {
         let waker = |index: usize| -> Waker {
             let shared = Arc::clone(&self.shared);
-            Arc::new(move || shared.bell(index).ring())
+            Arc::new(move || shared.cpu_waker(index).wake())
         };
         (0..self.workers.len()).map(waker).collect()
     }

@@ -11,7 +11,7 @@ pub(crate) struct Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Adds an item. Ring the CPU's bell afterwards.
+    /// Adds an item. Wake the CPU afterwards.
     pub(crate) fn put(&self, mail: T) {
         self.mail().push(mail);
         // Release: pairs with the load in `has_mail`.

@@ -117,7 +117,7 @@ impl CpuOutcome {
             cpu: worker.cpu,
             delivery: Arc::clone(worker.delivery.counters()),
             busy_ns: shared.busy_ns(worker.index),
-            wakeups: shared.bell(worker.index).rung(),
+            wakeups: shared.cpu_waker(worker.index).wakeups(),
             replaced: worker.restarts.count,
             last_panic: worker.restarts.last_panic.take(),
         }

@@ -46,7 +46,7 @@ pub struct QueueRanges {
     /// Time of the answer, in engine time.
     pub at_ns: u64,
     /// Desired CPU, and the reason, of a flow in the middle of each of [`HASH_RANGES`] ranges.
-    pub wishes: Vec<(CpuId, SteerReason)>,
+    pub desired: Vec<(CpuId, SteerReason)>,
 }
 
 /// Hash in the middle of each of [`HASH_RANGES`] ranges.

@@ -150,20 +150,20 @@ impl Queue {
         if self.ended {
             return Activity::Ended.after(sent);
         }
-        let activity = self.take_turn(frames_max, shared).after(sent);
+        let activity = self.poll_once(frames_max, shared).after(sent);
         while let Some(tables) = self.intake.take_retired() {
             shared.reclaimer.take(Retired::FlowTables(tables));
         }
         activity
     }
 
-    fn take_turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
+    fn poll_once(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.pool.collect();
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
         (self.was_busy, self.woke_others) = (frames > 0, false);
         self.was_filled = frames >= self.burst.asked;
-        self.take_in(shared);
+        self.process_burst(shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
                 self.ended = true;
@@ -183,9 +183,9 @@ impl Queue {
 
     /// Fills the burst, if there is room for it, and records in it whether more frames are pending.
     fn poll(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
-        self.burst.behind = PollStatus::MorePending;
+        self.burst.poll_status = PollStatus::MorePending;
         let Some(source) = self.source.as_mut().filter(|_| !self.source_ended) else {
-            self.burst.behind = PollStatus::Last;
+            self.burst.poll_status = PollStatus::Last;
             return Activity::Ended;
         };
         let waits = self.when_full == WhenFull::Wait && !shared.is_any_paused();
@@ -196,7 +196,7 @@ impl Queue {
                 if self.intake.queued() == 0 {
                     // No CPU can make room: packets held here take it up. `Last` lets held segments
                     // go.
-                    self.burst.behind = PollStatus::Last;
+                    self.burst.poll_status = PollStatus::Last;
                 }
                 return Activity::Blocked;
             }
@@ -215,20 +215,20 @@ impl Queue {
         let ask = PollRequest { now_ns, max: burst as usize, may_wait: waits, is_last };
         let activity = match source.poll(ask, &mut self.pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {
-                self.burst.behind = PollStatus::Last; // no buffer was free, as below
+                self.burst.poll_status = PollStatus::Last; // no buffer was free, as below
                 Activity::Blocked
             }
             Ok(Polled::Ready) => Activity::Worked(0),
             Ok(Polled::IdleUntil { now_ns }) => {
-                self.burst.behind = PollStatus::Drained;
+                self.burst.poll_status = PollStatus::Drained;
                 Activity::IdleUntil(Some(now_ns))
             }
             Ok(Polled::BehindUntil { now_ns }) => {
-                self.burst.behind = PollStatus::Last;
+                self.burst.poll_status = PollStatus::Last;
                 Activity::IdleUntil(Some(now_ns))
             }
             Ok(Polled::Idle) => {
-                self.burst.behind = PollStatus::Drained;
+                self.burst.poll_status = PollStatus::Drained;
                 Activity::IdleUntil(None)
             }
             Ok(Polled::Exhausted) => {
@@ -244,14 +244,14 @@ impl Queue {
         let mut refused = self.burst.refused.iter();
         if refused.any(|refused| refused.reason == DropReason::NoBuffer) {
             // Held segments may have the missing buffers: let them go.
-            self.burst.behind = PollStatus::Last;
+            self.burst.poll_status = PollStatus::Last;
         }
         activity
     }
 
     /// True if the last poll took all frames that it had buffers for, and none is held or went to another CPU; also once the
     /// source has ended.
-    pub(super) fn has_kept_all(&self) -> bool {
+    pub(super) fn is_drained_here(&self) -> bool {
         self.ended || (!self.was_filled && !self.woke_others && self.intake.held() == 0)
     }
 
@@ -261,27 +261,27 @@ impl Queue {
     }
 
     fn end_source(&mut self, shared: &EngineState) {
-        self.burst.behind = PollStatus::Last;
+        self.burst.poll_status = PollStatus::Last;
         if !std::mem::replace(&mut self.source_ended, true) {
             shared.source_ended();
         }
     }
 
     /// Passes the burst through the intake, in parts if a change takes effect inside it.
-    fn take_in(&mut self, shared: &EngineState) {
+    fn process_burst(&mut self, shared: &EngineState) {
         if let Some(trace) = &mut self.trace {
             self.burst.packets.iter().for_each(|packet| trace.received(packet));
             self.burst.refused.iter().for_each(|refused| trace.refused(refused));
         }
-        let behind = self.burst.behind;
+        let poll_status = self.burst.poll_status;
         while let Some(at) = self.next_change(shared) {
             let rest = self.burst.packets.split_off(at);
-            self.burst.behind = PollStatus::MorePending;
+            self.burst.poll_status = PollStatus::MorePending;
             self.intake_turn(shared);
             self.apply_script_until(shared);
             self.burst.packets = rest;
         }
-        self.burst.behind = behind;
+        self.burst.poll_status = poll_status;
         if let Some(last) = self.burst.packets.last() {
             self.next_frame = last.arrival.unwrap_near(self.next_frame) + 1;
         }
@@ -351,7 +351,7 @@ impl Queue {
             name: self.name.clone(),
             polling_cpu: self.polling_cpu,
             at_ns,
-            wishes: middles().map(|flow| self.intake.wish_of(flow)).collect(),
+            desired: middles().map(|flow| self.intake.desired_of(flow)).collect(),
         }
     }
 

@@ -15,9 +15,9 @@ use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
 use forebay_sys::refused::{Refused, Written};
 
-use super::bell::Bell;
 use super::changes::{Changes, Follower};
 use super::config::Config;
+use super::cpu_waker::CpuWaker;
 use super::devices::Devices;
 use super::flows::Flows;
 use super::measured::Measured;
@@ -33,7 +33,7 @@ pub struct EngineState {
     pub(super) clock: Clock,
     cpus: CpuList,
     devices: Devices,
-    bells: Box<[Bell]>,
+    cpu_wakers: Box<[CpuWaker]>,
     /// Pause of each CPU: bit 0 is set while the CPU is paused; the bits above are the epoch of the
     /// last change.
     paused: Box<[AtomicU64]>,
@@ -119,7 +119,7 @@ impl EngineState {
             clock,
             cpus: config.cpus.clone(),
             devices,
-            bells: (0..cpus).map(|_| Bell::default()).collect(),
+            cpu_wakers: (0..cpus).map(|_| CpuWaker::default()).collect(),
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             turned_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
@@ -148,15 +148,15 @@ impl EngineState {
         }
     }
 
-    /// Bell of a CPU, by its index.
-    pub fn bell(&self, index: usize) -> &Bell {
-        &self.bells[index]
+    /// Waker of a CPU, by its index.
+    pub fn cpu_waker(&self, index: usize) -> &CpuWaker {
+        &self.cpu_wakers[index]
     }
 
     /// Wakes a CPU that has new packets.
     pub(super) fn wake(&self, cpu: CpuId) {
         if let Some(index) = self.index_of(cpu) {
-            self.bells[index].ring_for_packets();
+            self.cpu_wakers[index].wake_for_packets();
         }
     }
 
@@ -205,7 +205,7 @@ impl EngineState {
         if let Some(index) = self.index_of(cpu) {
             let since = u64::from(epoch) << 1 | u64::from(paused);
             if self.paused[index].fetch_max(since, Ordering::Relaxed) < since {
-                self.bells[index].ring();
+                self.cpu_wakers[index].wake();
             }
         }
     }
@@ -272,10 +272,10 @@ impl EngineState {
     /// Progress of each CPU. A CPU that neither sleeps nor ends a turn from one look to the next, more
     /// than 10 ms later, is within one turn all the while.
     pub fn progress(&self) -> Vec<CpuProgress> {
-        let cpus = self.bells.iter().zip(&self.turned_ns);
-        let progress = cpus.map(|(bell, turned_ns)| CpuProgress {
+        let cpus = self.cpu_wakers.iter().zip(&self.turned_ns);
+        let progress = cpus.map(|(waker, turned_ns)| CpuProgress {
             turned_ns: turned_ns.load(Ordering::Relaxed),
-            is_asleep: bell.is_asleep(),
+            is_asleep: waker.is_asleep(),
         });
         progress.collect()
     }
@@ -424,7 +424,7 @@ impl EngineState {
             let polling = shared.polling.get(usize::from(queue.0));
             let cpu = polling.map(|poller| CpuId(poller.next_to_wake()));
             if let Some(index) = cpu.and_then(|cpu| shared.index_of(cpu)) {
-                shared.bells[index].ring();
+                shared.cpu_wakers[index].wake();
             }
         })
     }
@@ -484,8 +484,8 @@ impl EngineState {
     }
 
     fn wake_all(&self) {
-        for bell in &self.bells {
-            bell.ring();
+        for waker in &self.cpu_wakers {
+            waker.wake();
         }
     }
 

@@ -84,31 +84,38 @@ struct Stepper<H> {
     /// Time at which the CPU finishes its current work.
     free_at_ns: u64,
     /// True if the CPU works on a batch.
-    in_hand: bool,
+    has_batch: bool,
     /// True if the CPU took in frames last; the backlogs go next.
     took_in: bool,
-    /// True if the CPU sleeps until `free_at_ns` or until its bell rings.
+    /// True if the CPU sleeps until `free_at_ns` or until it is woken.
     asleep: bool,
     ended: bool,
 }
 
 impl<H: Handler> Stepper<H> {
     fn new(worker: Worker<H>) -> Self {
-        Self { worker, free_at_ns: 0, in_hand: false, took_in: false, asleep: false, ended: false }
+        Self {
+            worker,
+            free_at_ns: 0,
+            has_batch: false,
+            took_in: false,
+            asleep: false,
+            ended: false,
+        }
     }
 
     /// Ends the CPU's current work, and begins the next.
     fn step(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) {
         if std::mem::take(&mut self.asleep) {
-            self.worker.shared.bell(self.worker.index).finish_wait();
+            self.worker.shared.cpu_waker(self.worker.index).finish_wait();
         }
         if self.worker.life == ThreadState::Terminated {
             self.worker.recover(None);
-            self.in_hand = false;
+            self.has_batch = false;
             self.free_at_ns = now_ns.saturating_add(random.between(1, REPLACE_NS));
             return;
         }
-        if std::mem::take(&mut self.in_hand) {
+        if std::mem::take(&mut self.has_batch) {
             let Worker { delivery, returns, handler, .. } = &mut self.worker;
             delivery.handle(returns, handler);
             self.worker.delivery.complete(&mut self.worker.returns);
@@ -167,9 +174,9 @@ impl<H: Handler> Stepper<H> {
             worker.delivery.record_waits(now_ns);
         }
         worker.delivery.coalesce();
-        let packets = worker.delivery.in_hand() as u64;
-        self.in_hand = taken > 0;
-        self.in_hand.then(|| {
+        let packets = worker.delivery.batch_len() as u64;
+        self.has_batch = taken > 0;
+        self.has_batch.then(|| {
             let delivery_ns = costs.delivery_ns.saturating_mul(taken);
             let work_ns = costs.work_ns.saturating_mul(packets);
             let cost_ns = varied(random, delivery_ns.saturating_add(work_ns));
@@ -196,15 +203,15 @@ impl<H: Handler> Stepper<H> {
             Activity::Ended => u64::MAX,
         };
         self.asleep = !self.ended;
-        self.worker.shared.bell(self.worker.index).wait_in_virtual_time();
+        self.worker.shared.cpu_waker(self.worker.index).wait_in_virtual_time();
         let tick_ns = self.worker.handler.sleep_max_ns().map(|ns| now_ns.saturating_add(ns));
         let due_ns = tick_ns.map_or(due_ns, |tick_ns| due_ns.min(tick_ns));
         due_ns.saturating_sub(now_ns).max(1)
     }
 
-    /// Wakes the CPU, a little later, if its bell rang.
+    /// Wakes the CPU, a little later, if it was woken.
     fn wake_if_rung(&mut self, now_ns: u64, random: &mut Random) {
-        if self.asleep && !self.worker.shared.bell(self.worker.index).is_waiting() {
+        if self.asleep && !self.worker.shared.cpu_waker(self.worker.index).is_waiting() {
             self.asleep = false;
             let awake_ns = now_ns.saturating_add(random.between(1, 2 * IDLE_NS));
             self.free_at_ns = self.free_at_ns.min(awake_ns);

@@ -183,7 +183,7 @@ impl<H: Handler> Worker<H> {
 
     /// True if the last turn received all packets that were pending, for this CPU.
     pub(super) fn has_received_all(&self) -> bool {
-        self.has_polled_all && self.queues.iter().all(Queue::has_kept_all)
+        self.has_polled_all && self.queues.iter().all(Queue::is_drained_here)
     }
 
     /// Number of packets that may be taken from the backlogs now.
@@ -327,7 +327,7 @@ impl<H: Handler> Worker<H> {
         for queue in self.queues.extract_if(.., |queue| leaves(queue)) {
             let to = pollers[usize::from(queue.number().0)];
             self.mailboxes[to].put(queue);
-            self.shared.bell(to).ring();
+            self.shared.cpu_waker(to).wake();
         }
     }
 

@@ -129,7 +129,7 @@ fn encode_threads(
     let each = cpus.iter().map(|cpu| (cpu.labels(), shared.busy_ns(cpu.index)));
     families.time_counters(busy, each)?;
     let wakeups = ("cpu_wakeups", "Wake-ups of the CPU's thread");
-    let each = cpus.iter().map(|cpu| (cpu.labels(), shared.bell(cpu.index).rung()));
+    let each = cpus.iter().map(|cpu| (cpu.labels(), shared.cpu_waker(cpu.index).wakeups()));
     families.counters(wakeups, None, each)?;
     let squeezed = ("cpu_time_squeezes", "Turns that ran out of budget (time_squeeze)");
     let each = cpus.iter().map(|cpu| (cpu.labels(), shared.squeezed(cpu.index)));

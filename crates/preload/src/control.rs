@@ -7,7 +7,7 @@ use forebay::net::{Net, NetEngine};
 use forebay_control::SharedControlSocket;
 use forebay_metrics::Metrics;
 
-use crate::claim::Claim;
+use crate::engine_lock::EngineLock;
 
 /// Socket of this process and of those that it was forked from; `None` if it could not be bound.
 static SOCKET: OnceLock<Option<SharedControlSocket>> = OnceLock::new();
@@ -17,7 +17,11 @@ static SOCKET: OnceLock<Option<SharedControlSocket>> = OnceLock::new();
 pub(crate) fn bind(path: &Path) {
     SOCKET.get_or_init(|| {
         let bound = SharedControlSocket::bind(path);
-        bound.inspect_err(|error| tell!("forebay: the program has no control socket: {error}")).ok()
+        let tell = |error: &forebay::Error| {
+            let help = error.help();
+            tell!("forebay: the program has no control socket: {error}; {help}");
+        };
+        bound.inspect_err(tell).ok()
     });
 }
 
@@ -29,12 +33,12 @@ pub(crate) fn serve(
     metrics: Metrics,
     engine: &NetEngine,
     net: &Net,
-    claim: &Arc<Claim>,
+    engine_lock: &Arc<EngineLock>,
 ) -> std::io::Result<()> {
     let Some(Some(socket)) = SOCKET.get() else { return Ok(()) };
     let metrics = metrics.with_counted_engine(engine.control()).with_sockets(net.clone());
-    let claim = Arc::clone(claim);
-    socket.serve(engine.control(), move || metrics.view_text(), move || !claim.has_newer())
+    let engine_lock = Arc::clone(engine_lock);
+    socket.serve(engine.control(), move || metrics.view_text(), move || !engine_lock.has_newer())
 }
 
 /// Removes the socket's file at the end of a process that serves it, if it is the one that bound it: others may

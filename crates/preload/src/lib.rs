@@ -20,23 +20,23 @@ mod table; //       sockets by descriptor
 mod option; //      names of socket options
 mod socket; //      a socket, of any kind
 mod udp; //         a UDP socket: calls as methods
-mod udp_options; // its options
-mod datagram; //    a datagram of its calls
-mod path_errors; //  its ICMP errors
+mod udp_options; // options of UDP sockets
+mod datagram; //    a datagram of a send call
+mod path_errors; // ICMP errors of a UDP socket
 mod corked; //      a datagram that is sent in parts
 mod ancillary; //   ancillary data, as bytes
 mod listener; //    a listening TCP socket
 mod stream; //      a TCP connection
-mod tcp_options; // options of both
+mod tcp_options; // options of listeners and connections
 mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
-mod start_error; // reasons why it has none
+mod start_error; // reasons why a process has no engine
 mod critical; //    parts of calls that no handler of a signal interrupts
 mod fork_locks; //  locks that a fork must not copy
-mod claim; //       the process that runs it, of several that were forked
-mod shares; //      the new connections of each process, of several that run one
-mod mailbox; //     connections that one of these passes on to another
-mod passing; //     listeners that are closed, and connections that come from them
-mod membership; //  changes of these, and filters that let them pass
+mod engine_lock; // one process runs an engine, of several that were forked
+mod shares; //      new connections of each process, of several with an engine
+mod mailbox; //     connections that a process passes on to another
+mod passing; //     listeners that are closed, and connections that they leave
+mod membership; //  changes of listeners, and filters that let their packets pass
 mod control; //     control socket of the program
 mod errno; //       errors as the kernel's numbers

@@ -284,7 +284,12 @@ impl Listener {
         let is_placed = readiness.is_some();
         let tcp = options.listen_reserved(self.local, self.backlog, reserved, readiness);
         let tcp = tcp.map_err(|error| {
-            tell!("forebay: cannot listen on {}: {error}", self.local);
+            tell!(
+                "forebay: process {} cannot listen on {}: {error}; check that a taken device has the address, and \
+                 that no other listener has the port",
+                process::id(),
+                self.local
+            );
             unconnected_errno(&error)
         })?;
         tcp.set_nonblocking(true);

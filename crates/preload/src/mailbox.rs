@@ -24,9 +24,9 @@ impl Mailbox {
         Ok(Self { near: Hidden::new(near)?, far: Hidden::new(far)? })
     }
 
-    /// Leaves a connection for another process, and the number of attempts so far to go on with it. False if there is no
-    /// room.
-    pub(crate) fn leave(&self, passed: &PassedConnection, attempts: u16) -> bool {
+    /// Puts in a connection for another process, and the number of attempts so far to go on with it.
+    /// False if there is no room.
+    pub(crate) fn put(&self, passed: &PassedConnection, attempts: u16) -> bool {
         let message = [&attempts.to_ne_bytes()[..], &passed.to_bytes()].concat();
         send(&self.near, &message, SendFlags::NOSIGNAL).is_ok()
     }
@@ -50,11 +50,11 @@ mod tests {
         let mut said = [0; 100];
         said[46] = 8; // the path's MTU
         let passed = PassedConnection::of_bytes(&said).unwrap();
-        let count = (0..10_000).take_while(|attempts| mailbox.leave(&passed, *attempts)).count();
+        let count = (0..10_000).take_while(|attempts| mailbox.put(&passed, *attempts)).count();
         assert!((1..10_000).contains(&count), "{count}");
         for attempts in 0..count {
             assert_eq!(mailbox.take(), Some((passed.clone(), u16::try_from(attempts).unwrap())));
         }
-        assert!(mailbox.take().is_none() && mailbox.leave(&passed, 0));
+        assert!(mailbox.take().is_none() && mailbox.put(&passed, 0));
     }
 }

@@ -15,7 +15,7 @@ use forebay_stack::tcp::{Division, PassedConnection};
 use forebay_sys::hidden::Hidden;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
-use crate::claim::Claim;
+use crate::engine_lock::EngineLock;
 use crate::passing;
 use crate::shares::Handover;
 
@@ -51,7 +51,7 @@ pub(crate) struct Rings(Vec<Hidden>);
 
 /// Part of this process in the new connections.
 pub(crate) struct Membership {
-    claim: Arc<Claim>,
+    engine_lock: Arc<EngineLock>,
     rings: Rings,
     state: Mutex<State>,
 }
@@ -102,7 +102,7 @@ impl Rings {
 }
 
 impl Membership {
-    pub(crate) fn new(claim: Arc<Claim>, rings: Rings) -> Self {
+    pub(crate) fn new(engine_lock: Arc<EngineLock>, rings: Rings) -> Self {
         let state = State {
             filters: None,
             left_out: 0,
@@ -113,19 +113,19 @@ impl Membership {
             served: HashMap::new(),
             refused: Vec::new(),
         };
-        Self { claim, rings, state: Mutex::new(state) }
+        Self { engine_lock, rings, state: Mutex::new(state) }
     }
 
     /// Follows the table as long as the process lives.
     pub(crate) fn follow(&self) {
         self.state().filters = Some(self.await_filters());
         loop {
-            let seen = self.claim.changes();
+            let seen = self.engine_lock.changes();
             self.settle();
             self.adopt_passed();
             // Once there were others, what they have left is looked at until the end.
             let looks = self.state().have_been_others;
-            self.claim.await_change(seen, looks.then_some(OTHERS_LOOK));
+            self.engine_lock.await_change(seen, looks.then_some(OTHERS_LOOK));
         }
     }
 
@@ -154,14 +154,14 @@ impl Membership {
         let count = state.served.entry(listener).or_default();
         *count += 1;
         if *count == 1 {
-            self.claim.shares().join(listener);
+            self.engine_lock.shares().join(listener);
         }
         // Before: nobody else answers a SYN that the filters leave out.
-        self.let_needed_pass(&mut state, self.claim.shares().needed());
-        self.claim.shares().take_free();
+        self.let_needed_pass(&mut state, self.engine_lock.shares().needed());
+        self.engine_lock.shares().take_free();
         self.settle_alone(&mut state, Instant::now());
         drop(state);
-        self.claim.tell_change();
+        self.engine_lock.tell_change();
     }
 
     /// Ends one of the listeners at an address. Returns true if it was the last one, after which this process is to
@@ -173,34 +173,34 @@ impl Membership {
         let is_last = *count == 0;
         if is_last {
             state.served.remove(&listener);
-            self.claim.shares().leave(listener);
+            self.engine_lock.shares().leave(listener);
         }
         is_last
     }
 
     /// Gives up the new connections of an address, unless this process serves it anew.
     pub(crate) fn abandon(&self, listener: SocketAddr) {
-        let (state, shares) = (self.state(), self.claim.shares());
+        let (state, shares) = (self.state(), self.engine_lock.shares());
         if !state.served.contains_key(&listener) && shares.owns_some(listener) {
             shares.abandon(listener);
             // Nobody takes the new connections until others look.
             if shares.others().next().is_some() {
-                self.claim.tell_change();
+                self.engine_lock.tell_change();
             }
         }
     }
 
     /// True if other processes serve an address.
     pub(crate) fn has_others(&self, listener: SocketAddr) -> bool {
-        self.claim.evict_dead();
-        self.claim.shares().has_other_members(listener)
+        self.engine_lock.evict_dead();
+        self.engine_lock.shares().has_other_members(listener)
     }
 
     /// Lets other processes take over the new connections of an address, if there are such, and the handshakes that
     /// have begun.
     pub(crate) fn leave(&self, listener: SocketAddr, closed: &dyn Closed) {
-        let shares = self.claim.shares();
-        self.claim.tell_change();
+        let shares = self.engine_lock.shares();
+        self.engine_lock.tell_change();
         let began = Instant::now();
         let (mut left, mut without_room) = (None, None);
         while self.has_others(listener) && !self.state().served.contains_key(&listener) {
@@ -231,19 +231,19 @@ impl Membership {
         let mut is_some = false;
         let mut passed = first.into_iter().chain(std::iter::from_fn(|| closed.pass_on()));
         let without_room = passed.find(|passed| {
-            let is_left = self.claim.mailbox().leave(passed, 0);
-            is_some |= is_left;
-            !is_left
+            let is_put = self.engine_lock.mailbox().put(passed, 0);
+            is_some |= is_put;
+            !is_put
         });
         if is_some {
-            self.claim.tell_change();
+            self.engine_lock.tell_change();
         }
         without_room
     }
 
     /// Goes on with connections that others have passed on.
     fn adopt_passed(&self) {
-        let (mailbox, shares) = (self.claim.mailbox(), self.claim.shares());
+        let (mailbox, shares) = (self.engine_lock.mailbox(), self.engine_lock.shares());
         self.leave_refused();
         // Without any process that serves an address each one may find that.
         let is_its = || !self.state().served.is_empty() || !shares.are_some_served();
@@ -274,10 +274,10 @@ impl Membership {
     /// Leaves connections that this process cannot go on with to another one, which serves the address, or has room, and is
     /// told at its next look.
     fn leave_refused(&self) {
-        let (mailbox, shares) = (self.claim.mailbox(), self.claim.shares());
+        let (mailbox, shares) = (self.engine_lock.mailbox(), self.engine_lock.shares());
         self.state().refused.retain(|(passed, attempts)| {
             shares.pass_on(passed.flow());
-            !mailbox.leave(passed, *attempts) && shares.adopt(passed.flow(), passed.syn())
+            !mailbox.put(passed, *attempts) && shares.adopt(passed.flow(), passed.syn())
         });
     }
 
@@ -285,15 +285,15 @@ impl Membership {
     fn reset(&self, passed: &PassedConnection) {
         if !passing::reset(passed) {
             // From now on its peer's segments are those of no connection.
-            self.claim.shares().release(passed.flow());
+            self.engine_lock.shares().release(passed.flow());
         }
     }
 
     /// Becomes the owner of buckets, alone after a time, and lets their segments pass.
     fn settle(&self) {
-        let (claim, shares) = (&self.claim, self.claim.shares());
-        if claim.evict_dead() {
-            claim.tell_change();
+        let (engine_lock, shares) = (&self.engine_lock, self.engine_lock.shares());
+        if engine_lock.evict_dead() {
+            engine_lock.tell_change();
         }
         let mut state = self.state();
         self.let_needed_pass(&mut state, shares.needed());
@@ -321,7 +321,7 @@ impl Membership {
 
     /// Finds the buckets that this process has owned alone for long.
     fn settle_alone(&self, state: &mut State, now: Instant) {
-        let shares = self.claim.shares();
+        let shares = self.engine_lock.shares();
         state.have_been_others |= shares.others().next().is_some();
         let owned = shares.owned_alone();
         let mut settled = 0;
@@ -344,7 +344,7 @@ impl Membership {
 
     /// Has the filters let these buckets pass, and no others.
     fn let_pass(&self, state: &mut State, buckets: u64) {
-        let share = FlowShare { key: self.claim.shares().key(), buckets };
+        let share = FlowShare { key: self.engine_lock.shares().key(), buckets };
         let Some(filters) = &state.filters else { return };
         let rings = || self.rings.0.iter().zip(filters);
         let attached =
@@ -380,18 +380,18 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::claim::tests::Other;
+    use crate::engine_lock::tests::Other;
 
     fn listener() -> SocketAddr {
         "192.0.2.1:80".parse().unwrap()
     }
 
-    fn membership() -> (Arc<Claim>, Membership) {
-        let claim = Arc::new(Claim::new().unwrap());
-        claim.enter(claim.reserve().unwrap());
-        let membership = Membership::new(Arc::clone(&claim), Rings(Vec::new()));
+    fn membership() -> (Arc<EngineLock>, Membership) {
+        let engine_lock = Arc::new(EngineLock::new().unwrap());
+        engine_lock.enter(engine_lock.reserve().unwrap());
+        let membership = Membership::new(Arc::clone(&engine_lock), Rings(Vec::new()));
         membership.join(listener());
-        (claim, membership)
+        (engine_lock, membership)
     }
 
     /// Connection that is passed on, with so many bytes.
@@ -403,7 +403,7 @@ mod tests {
 
     /// Closed listener with connections of so many bytes. All that is passed on is taken at each look.
     struct Waiting<'a> {
-        claim: &'a Claim,
+        engine_lock: &'a EngineLock,
         count: Cell<usize>,
         bytes: usize,
         taken: Cell<usize>,
@@ -411,7 +411,7 @@ mod tests {
 
     impl Waiting<'_> {
         fn take(&self) {
-            let taken = std::iter::from_fn(|| self.claim.mailbox().take()).count();
+            let taken = std::iter::from_fn(|| self.engine_lock.mailbox().take()).count();
             self.taken.set(self.taken.get() + taken);
         }
     }
@@ -436,16 +436,16 @@ mod tests {
     #[test]
     fn exe_8_passed_connections_await_room() {
         for (count, bytes) in [(400, 0), (12, 64 << 10)] {
-            let (claim, membership) = membership();
-            let next = claim.next();
-            let _lives = Other::new(&claim, 1).unwrap();
+            let (engine_lock, membership) = membership();
+            let next = engine_lock.next();
+            let _lives = Other::new(&engine_lock, 1).unwrap();
             next.shares().enter(1);
             next.shares().join(listener());
             assert!(membership.close(listener()) && membership.has_others(listener()));
             let (count_left, taken) = (Cell::new(count), Cell::new(0));
-            let waiting = Waiting { claim: &claim, count: count_left, bytes, taken };
+            let waiting = Waiting { engine_lock: &engine_lock, count: count_left, bytes, taken };
             // The other one takes the buckets over.
-            claim.shares().abandon(listener());
+            engine_lock.shares().abandon(listener());
             membership.leave(listener(), &waiting);
             waiting.take();
             assert_eq!(waiting.taken.get(), count);
@@ -454,12 +454,12 @@ mod tests {
 
     #[test]
     fn exe_8_refused_connections_await_room() {
-        let (claim, membership) = membership();
-        let fills = (0..10_000).take_while(|_| claim.mailbox().leave(&passed(0), 0)).count();
+        let (engine_lock, membership) = membership();
+        let fills = (0..10_000).take_while(|_| engine_lock.mailbox().put(&passed(0), 0)).count();
         membership.state().refused = vec![(passed(1), 3), (passed(2), 4)];
         membership.leave_refused();
         assert_eq!(membership.state().refused.len(), 2, "kept");
-        let take = || claim.mailbox().take().map(|(_, attempts)| attempts);
+        let take = || engine_lock.mailbox().take().map(|(_, attempts)| attempts);
         assert!(std::iter::from_fn(take).take(fills / 2).all(|attempts| attempts == 0));
         membership.leave_refused();
         assert!(membership.state().refused.is_empty());
@@ -469,66 +469,69 @@ mod tests {
 
     #[test]
     fn exe_8_refused_connection_ends() {
-        let (claim, membership) = membership();
-        assert!(claim.mailbox().leave(&passed(0), 0) && claim.mailbox().leave(&passed(1), 0));
+        let (engine_lock, membership) = membership();
+        assert!(
+            engine_lock.mailbox().put(&passed(0), 0) && engine_lock.mailbox().put(&passed(1), 0)
+        );
         for _ in 0..ATTEMPTS_MAX {
             membership.adopt_passed();
         }
-        let left = std::iter::from_fn(|| claim.mailbox().take()).map(|(_, attempts)| attempts);
+        let left =
+            std::iter::from_fn(|| engine_lock.mailbox().take()).map(|(_, attempts)| attempts);
         let left: Vec<_> = left.map(usize::from).collect();
         assert_eq!(left, [ATTEMPTS_MAX; 2], "neither delays the other");
         let attempts = u16::try_from(ATTEMPTS_MAX).unwrap();
-        assert!(claim.mailbox().leave(&passed(0), attempts));
+        assert!(engine_lock.mailbox().put(&passed(0), attempts));
         assert!(membership.close(listener()));
         membership.adopt_passed();
-        assert!(claim.mailbox().take().is_none(), "nobody serves any address");
+        assert!(engine_lock.mailbox().take().is_none(), "nobody serves any address");
     }
 
     #[test]
     fn exe_8_abandoned_buckets_are_told() {
-        let (claim, membership) = membership();
+        let (engine_lock, membership) = membership();
         assert!(membership.close(listener()));
-        let changes = claim.changes();
+        let changes = engine_lock.changes();
         membership.abandon(listener());
-        assert_eq!(claim.changes(), changes, "it is alone");
+        assert_eq!(engine_lock.changes(), changes, "it is alone");
         membership.join(listener());
-        claim.next().shares().enter(1);
+        engine_lock.next().shares().enter(1);
         assert!(membership.close(listener()));
-        let changes = claim.changes();
+        let changes = engine_lock.changes();
         membership.abandon(listener());
         membership.abandon(listener());
-        assert_eq!(claim.changes(), changes + 1);
+        assert_eq!(engine_lock.changes(), changes + 1);
     }
 
     #[test]
     fn exe_8_filters_pass_what_is_joined() {
-        let (claim, membership) = membership();
+        let (engine_lock, membership) = membership();
         let mut state = membership.state();
         state.filters = Some(Vec::new());
         membership.let_pass(&mut state, 0);
         assert_eq!(state.left_out, u64::MAX);
         drop(state);
         membership.join("192.0.2.1:81".parse().unwrap());
-        assert_eq!((membership.state().left_out, claim.shares().needed()), (0, u64::MAX));
+        assert_eq!((membership.state().left_out, engine_lock.shares().needed()), (0, u64::MAX));
     }
 
     #[test]
     fn exe_8_reopened_listener_keeps_its_part() {
-        let claim = Arc::new(Claim::new().unwrap());
-        claim.enter(claim.reserve().unwrap());
-        let membership = Membership::new(Arc::clone(&claim), Rings(Vec::new()));
+        let engine_lock = Arc::new(EngineLock::new().unwrap());
+        engine_lock.enter(engine_lock.reserve().unwrap());
+        let membership = Membership::new(Arc::clone(&engine_lock), Rings(Vec::new()));
         let listener: SocketAddr = "192.0.2.1:80".parse().unwrap();
         membership.join(listener);
-        assert!(claim.shares().owns_some(listener));
+        assert!(engine_lock.shares().owns_some(listener));
         assert!(membership.close(listener), "the last one");
         membership.join(listener);
         // A thread that still had the closed one lets go of it.
         membership.abandon(listener);
-        assert!(claim.shares().owns_some(listener), "of the new one");
+        assert!(engine_lock.shares().owns_some(listener), "of the new one");
         membership.join(listener);
         assert!(!membership.close(listener), "one is left");
         assert!(membership.close(listener));
         membership.abandon(listener);
-        assert!(!claim.shares().owns_some(listener));
+        assert!(!engine_lock.shares().owns_some(listener));
     }
 }

@@ -22,8 +22,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::abi;
-use crate::claim::Claim;
 use crate::critical::Handled;
+use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
@@ -54,8 +54,8 @@ static RUNNING: [OnceLock<Result<Runtime, Errno>>; FORKS_MAX] =
 /// child may run the copy that it gets by a fork.
 static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
 
-/// Claim of the processes that were forked before any has prepared an engine: by it they know of each other.
-static FIRST: OnceLock<Arc<Claim>> = OnceLock::new();
+/// Lock of the processes that were forked before any has prepared an engine: by it they know of each other.
+static FIRST: OnceLock<Arc<EngineLock>> = OnceLock::new();
 
 static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
 static FORKS: AtomicUsize = AtomicUsize::new(0);
@@ -76,7 +76,7 @@ pub(crate) struct Runtime {
     /// Indices of the interfaces, by the index of the device; 0 of one that is gone.
     pub(crate) interfaces: Vec<u32>,
     /// Right to receive the taken packets, held until the process ends.
-    claim: Arc<Claim>,
+    engine_lock: Arc<EngineLock>,
     /// Wakes the thread that finishes connections when the process ends.
     pub(crate) finisher: Arc<Hidden>,
     has_finished: Arc<AtomicBool>,
@@ -89,7 +89,7 @@ struct Prepared {
     net: Net,
     engine: NetEngine,
     interfaces: Vec<u32>,
-    claim: Arc<Claim>,
+    engine_lock: Arc<EngineLock>,
     rings: Rings,
     /// Devices, as clients of the control socket see them.
     metrics: Metrics,
@@ -144,8 +144,8 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        let claim = parents().map(|claim| Arc::new(claim.next())).or_else(first);
-        *prepared = Some(told(open(config, claim))?);
+        let engine_lock = parents().map(|engine_lock| Arc::new(engine_lock.next())).or_else(first);
+        *prepared = Some(told(open(config, engine_lock))?);
     }
     Ok(())
 }
@@ -153,7 +153,7 @@ pub(crate) fn prepare() -> Result<(), Errno> {
 /// Notes in a child that it has a copy of the engine that is prepared.
 pub(crate) fn note_copy() {
     if let Some(prepared) = &*prepared() {
-        prepared.claim.note_copy();
+        prepared.engine_lock.note_copy();
     }
 }
 
@@ -168,21 +168,21 @@ pub(crate) fn before_fork() {
         if prepared.is_none() && !is_running() {
             make_first();
         }
-        prepared.iter().for_each(|prepared| prepared.claim.before_copy());
+        prepared.iter().for_each(|prepared| prepared.engine_lock.before_copy());
         fork_locks::keep(prepared);
     }
 }
 
-/// Makes the claim that this process's children share. Without it they do not know of each other, which is told once; the
+/// Makes the lock that this process's children share. Without it they do not know of each other, which is told once; the
 /// next fork tries again.
 fn make_first() {
     static HAS_TOLD: AtomicBool = AtomicBool::new(false);
     if FIRST.get().is_some() || !may_be_beside() {
         return;
     }
-    match Claim::new() {
+    match EngineLock::new() {
         // Not set before: by the lock of the engine that is prepared.
-        Ok(claim) => drop(FIRST.set(Arc::new(claim))),
+        Ok(engine_lock) => drop(FIRST.set(Arc::new(engine_lock))),
         Err(_) if HAS_TOLD.swap(true, Ordering::Relaxed) => {}
         Err(error) => tell!(
             "forebay: process {} forks, and cannot create the memory files by which its children know of each other: \
@@ -198,22 +198,22 @@ fn may_be_beside() -> bool {
     configured().is_some_and(|config| config.via == Via::AfPacket)
 }
 
-/// Claim of this process to the first engine, if no other is prepared: that of an ancestor has the state of an engine
+/// Lock of this process for the first engine, if no other is prepared: that of an ancestor has the state of an engine
 /// that the ancestor may have run.
-fn first() -> Option<Arc<Claim>> {
+fn first() -> Option<Arc<EngineLock>> {
     FIRST.get().map(|first| Arc::new(first.again()))
 }
 
-/// Claim of this process to the engine that its parent, or the next of its ancestors, has run before the fork.
-fn parents() -> Option<Arc<Claim>> {
+/// Lock of this process for the engine that its parent, or the next of its ancestors, has run before the fork.
+fn parents() -> Option<Arc<EngineLock>> {
     let mut ancestors = RUNNING.get(..forks()).unwrap_or_default().iter().rev();
     let parent =
         ancestors.find_map(|slot| slot.get()?.as_ref().ok()).filter(|_| may_be_beside())?;
-    Some(Arc::new(parent.claim.again()))
+    Some(Arc::new(parent.engine_lock.again()))
 }
 
-/// Claim that this process has without an engine that is prepared.
-fn inherited() -> Option<Arc<Claim>> {
+/// Lock that this process has without an engine that is prepared.
+fn inherited() -> Option<Arc<EngineLock>> {
     parents().or_else(first)
 }
 
@@ -222,15 +222,15 @@ fn prepare_next(prepared: &mut Option<Prepared>) {
     if is_running() {
         return;
     }
-    let Some(before) = prepared.as_mut().filter(|before| before.claim.may_be_others()) else {
+    let Some(before) = prepared.as_mut().filter(|before| before.engine_lock.may_be_others()) else {
         return;
     };
     if before.failed.is_some_and(|failed| failed.elapsed() < OPEN_PAUSE) {
         return;
     }
     let Some(config) = configured() else { return };
-    let claim = Arc::new(before.claim.next());
-    match open(config, Some(claim)) {
+    let engine_lock = Arc::new(before.engine_lock.next());
+    match open(config, Some(engine_lock)) {
         Ok(next) => {
             // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
             drop(prepared.replace(next));
@@ -284,14 +284,16 @@ pub(crate) fn interface_of(device: DeviceIndex) -> u32 {
 /// # Errors
 /// As [`running`]; `EBUSY` as long as another process receives.
 pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
-    let are_others = |claim: &Claim| claim.has_older() || claim.has_newer();
+    let are_others = |engine_lock: &EngineLock| engine_lock.has_older() || engine_lock.has_newer();
     if !is_running() && parents_engine().is_some() {
         return Err(Errno::BUSY);
     }
-    if !is_running() && prepared().as_ref().is_some_and(|prepared| are_others(&prepared.claim)) {
+    if !is_running()
+        && prepared().as_ref().is_some_and(|prepared| are_others(&prepared.engine_lock))
+    {
         return Err(Errno::BUSY);
     }
-    running_with(Others::Refused).and_then(|runtime| match are_others(&runtime.claim) {
+    running_with(Others::Refused).and_then(|runtime| match are_others(&runtime.engine_lock) {
         true => Err(Errno::BUSY),
         false => Ok(runtime),
     })
@@ -324,32 +326,32 @@ pub(crate) fn when_free(then: fn() -> StillWaits) -> Result<(), Errno> {
     if IS_WAITING.swap(this, Ordering::Relaxed) == this {
         return Ok(());
     }
-    let known = prepared().as_ref().map(|prepared| Arc::clone(&prepared.claim));
-    let claim = known.or_else(inherited).ok_or(Errno::NODEV)?;
+    let known = prepared().as_ref().map(|prepared| Arc::clone(&prepared.engine_lock));
+    let engine_lock = known.or_else(inherited).ok_or(Errno::NODEV)?;
     let wait = move || {
-        if claim.wait() {
-            try_when_free(&claim, then);
+        if engine_lock.wait() {
+            try_when_free(&engine_lock, then);
         }
         IS_WAITING.store(0, Ordering::Relaxed);
         if !is_running() {
             // Another one that waits may have a listener.
-            claim.release();
+            engine_lock.release();
         }
     };
-    with_all_blocked(|| told(spawn("forebay-claim", wait)))
+    with_all_blocked(|| told(spawn("forebay-lock", wait)))
 }
 
 /// Calls `then`, which starts an engine, once there is a slot for this process, and again while others were first.
-fn try_when_free(claim: &Claim, then: fn() -> StillWaits) {
+fn try_when_free(engine_lock: &EngineLock, then: fn() -> StillWaits) {
     let await_slot = || {
-        while !claim.has_free_slot() {
+        while !engine_lock.has_free_slot() {
             thread::sleep(SLOT_LOOK);
         }
         then()
     };
     while await_slot() == StillWaits(true) {
         // It may be that it cannot open the devices while others live, which have newer engines.
-        if claim.has_free_slot() && !claim.await_newer() {
+        if engine_lock.has_free_slot() && !engine_lock.await_newer() {
             return;
         }
         thread::sleep(SLOT_LOOK);
@@ -395,13 +397,20 @@ pub(crate) fn excluding() -> Option<i32> {
 fn parents_engine() -> Option<i32> {
     let ancestors = RUNNING.get(..forks()).unwrap_or_default();
     let engines = ancestors.iter().filter_map(|slot| slot.get()?.as_ref().ok());
-    engines.filter_map(|runtime| runtime.claim.holder()).next()
+    engines.filter_map(|runtime| runtime.engine_lock.holder()).next()
 }
 
 fn configured() -> Option<&'static PreloadConfig> {
     let read = || {
         let text = std::env::var(VARIABLE).ok()?;
-        text.parse().map_err(|error| tell!("forebay: {error}")).ok()
+        let tell = |error| {
+            tell!(
+                "forebay: process {} cannot read {VARIABLE}={text:?}: {error}; its sockets are the kernel's: let \
+                 forebay exec set the variable, with the library of the same version",
+                process::id()
+            );
+        };
+        text.parse().map_err(tell).ok()
     };
     CONFIG.get_or_init(read).as_ref()
 }
@@ -418,7 +427,10 @@ fn told<T>(result: Result<T, StartError>) -> Result<T, Errno> {
 }
 
 /// Opens the devices, and builds an engine over them.
-fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, StartError> {
+fn open(
+    config: &PreloadConfig,
+    engine_lock: Option<Arc<EngineLock>>,
+) -> Result<Prepared, StartError> {
     let open = |name: &String| {
         // Each frame is handed over at once: a request waits for its answer.
         let (take, packet_ring) = (config.take.clone(), PacketRing::Frames);
@@ -437,11 +449,11 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
     let cpus = engine_config.cpus.cpus();
     let half = cpus.iter().copied().take(cpus.len().div_ceil(2));
     engine_config.rps_cpus = Some(CpuList::new(half));
-    let claim = match claim {
-        Some(claim) => claim,
+    let engine_lock = match engine_lock {
+        Some(engine_lock) => engine_lock,
         None => {
             let not_made = StartError::descriptor("create the memory file of the processes");
-            Arc::new(Claim::new().map_err(not_made)?)
+            Arc::new(EngineLock::new().map_err(not_made)?)
         }
     };
     let not_made = StartError::descriptor("duplicate the devices' sockets");
@@ -449,12 +461,12 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
     config.control.as_deref().into_iter().for_each(control::bind);
     let metrics = Metrics::new().with_devices(&devices);
     // Another process cannot open a device of another kind.
-    let division = (config.via == Via::AfPacket).then(|| claim.shares().clone() as _);
+    let division = (config.via == Via::AfPacket).then(|| engine_lock.shares().clone() as _);
     let fast_open = tcp_fast_open().map_or(NetConfig::TCP.fast_open, FastOpen);
     let tcp = TcpConfig { fast_open, ..NetConfig::TCP };
     let net_config = NetConfig { division, tcp, ..NetConfig::default() };
     let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
-    Ok(Prepared { net, engine, interfaces, claim, rings, metrics, failed: None })
+    Ok(Prepared { net, engine, interfaces, engine_lock, rings, metrics, failed: None })
 }
 
 /// Runs the engine that was prepared, or another.
@@ -463,13 +475,16 @@ fn start(
     prepared: &mut Option<Prepared>,
     others: Others,
 ) -> Result<Runtime, Errno> {
-    let known = prepared.as_ref().map(|prepared| Arc::clone(&prepared.claim));
-    let claim = known.or_else(inherited);
+    let known = prepared.as_ref().map(|prepared| Arc::clone(&prepared.engine_lock));
+    let engine_lock = known.or_else(inherited);
     // First: another process may wait for the same slot.
-    let slot = claim.as_ref().map(|claim| claim.reserve().ok_or(Errno::BUSY)).transpose()?;
+    let slot = engine_lock
+        .as_ref()
+        .map(|engine_lock| engine_lock.reserve().ok_or(Errno::BUSY))
+        .transpose()?;
     let started = ready(config, prepared, others).and_then(|ready| run(config, ready, slot));
-    if let (Err(_), Some(claim), Some(slot)) = (&started, claim, slot) {
-        claim.unreserve(slot);
+    if let (Err(_), Some(engine_lock), Some(slot)) = (&started, engine_lock, slot) {
+        engine_lock.unreserve(slot);
     }
     started
 }
@@ -481,28 +496,30 @@ fn ready(
     others: Others,
 ) -> Result<Prepared, Errno> {
     let copied = prepared.take();
-    let claim = copied.as_ref().map(|copied| Arc::clone(&copied.claim)).or_else(inherited);
-    let is_taken = claim.as_ref().is_some_and(|claim| claim.take());
-    let has_others = |claim: &Arc<Claim>| claim.holder().is_some() || claim.has_newer();
-    match (copied, claim) {
+    let engine_lock =
+        copied.as_ref().map(|copied| Arc::clone(&copied.engine_lock)).or_else(inherited);
+    let is_taken = engine_lock.as_ref().is_some_and(|engine_lock| engine_lock.take());
+    let has_others =
+        |engine_lock: &Arc<EngineLock>| engine_lock.holder().is_some() || engine_lock.has_newer();
+    match (copied, engine_lock) {
         (Some(first), _) if is_taken => Ok(first),
-        (copied, Some(claim)) if !is_taken && has_others(&claim) => {
+        (copied, Some(engine_lock)) if !is_taken && has_others(&engine_lock) => {
             if others == Others::Refused {
                 *prepared = copied;
-                claim.release(); // locked if the process that has run it has ended: nothing here receives
+                engine_lock.release(); // locked if the process that has run it has ended: nothing here receives
                 return Err(Errno::BUSY);
             }
-            ready_beside(config, prepared, copied, &claim)
+            ready_beside(config, prepared, copied, &engine_lock)
         }
-        (copied, claim) => {
+        (copied, engine_lock) => {
             // Another process has run the engine, and has ended, or there was none.
             drop(copied);
-            let fresh = told(open(config, claim.clone()));
-            if let (Err(_), Some(claim)) = (&fresh, claim) {
-                claim.release(); // one that waits may be permitted to open the devices
+            let fresh = told(open(config, engine_lock.clone()));
+            if let (Err(_), Some(engine_lock)) = (&fresh, engine_lock) {
+                engine_lock.release(); // one that waits may be permitted to open the devices
             }
             let fresh = fresh?;
-            fresh.claim.take();
+            fresh.engine_lock.take();
             Ok(fresh)
         }
     }
@@ -516,7 +533,7 @@ fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
     mut copied: Option<Prepared>,
-    others: &Claim,
+    others: &EngineLock,
 ) -> Result<Prepared, Errno> {
     /// Last process that has told an error, by the number of its forks and one.
     static TELLER: AtomicUsize = AtomicUsize::new(0);
@@ -525,7 +542,7 @@ fn ready_beside(
             // This process may have waited for it. Others may run it.
             others.release();
             drop(copied);
-            fresh.claim.take();
+            fresh.engine_lock.take();
             Ok(fresh)
         }
         Err(error) => {
@@ -547,15 +564,19 @@ fn ready_beside(
 
 /// Runs an engine in this process.
 fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Result<Runtime, Errno> {
-    let Prepared { net, mut engine, interfaces, claim, rings, metrics, .. } = ready;
+    let Prepared { net, mut engine, interfaces, engine_lock, rings, metrics, .. } = ready;
     engine.enable_busy_poll();
     // The table of the first process of a program is empty.
-    let slot = reserved.or_else(|| claim.reserve()).ok_or(Errno::NODEV)?;
-    claim.enter(slot);
-    told(control::serve(metrics, &engine, &net, &claim).map_err(StartError::thread))?;
+    let slot = reserved.or_else(|| engine_lock.reserve()).ok_or(Errno::NODEV)?;
+    engine_lock.enter(slot);
+    told(control::serve(metrics, &engine, &net, &engine_lock).map_err(StartError::thread))?;
     let run = move || {
         if let Err(error) = engine.run() {
-            tell!("forebay: the engine has ended: {error}");
+            tell!(
+                "forebay: the engine of process {} has ended, and its sockets receive nothing more: {error}; {}",
+                process::id(),
+                error.help()
+            );
         }
     };
     told(spawn("forebay-engine", run))?;
@@ -565,11 +586,11 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;
     let mut membership = None;
     if config.via == Via::AfPacket {
-        let these = Arc::new(Membership::new(Arc::clone(&claim), rings));
+        let these = Arc::new(Membership::new(Arc::clone(&engine_lock), rings));
         membership = Some(Arc::clone(&these));
         told(spawn("forebay-members", move || these.follow()))?;
     }
-    Ok(Runtime { net, interfaces, claim, finisher, has_finished, membership })
+    Ok(Runtime { net, interfaces, engine_lock, finisher, has_finished, membership })
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {

@@ -184,7 +184,11 @@ impl Udp {
     /// Has errors told that the kernel learns of. Without that, calls succeed as if none came.
     fn watch_errors(&self, reserved: BorrowedFd<'_>) {
         if let Err(error) = path_errors::watch(reserved, self.udp.queue(), &self.path_error) {
-            tell!("forebay: errors of the path are not told: {error}");
+            tell!(
+                "forebay: the UDP socket of {} is not told of ICMP errors: {error}; let the program have more \
+                 descriptors and threads (ulimit -n, ulimit -u), then start it again",
+                self.local()
+            );
         }
     }
 

@@ -179,8 +179,8 @@ pub struct Burst {
     pub refused: Vec<RefusedFrame>,
     /// Number of frames dropped by the kernel since the last poll.
     pub kernel_dropped: u64,
-    /// State of the source behind the burst; set by the poller.
-    pub behind: PollStatus,
+    /// State of the source after the burst; set by the poller.
+    pub poll_status: PollStatus,
     /// Maximum number of frames that was asked for; set by the poller.
     pub asked: usize,
 }
@@ -192,7 +192,7 @@ impl Default for Burst {
             packets: Vec::new(),
             refused: Vec::new(),
             kernel_dropped: 0,
-            behind: PollStatus::default(),
+            poll_status: PollStatus::default(),
             asked: DEV_WEIGHT,
         }
     }

@@ -80,7 +80,7 @@ pub struct Delivery {
     is_read_inline: bool,
     notes: Vec<Note>,
     /// Number of frames in the batch while the handler runs; else 0.
-    handled: u64,
+    frames_in_handler: u64,
     coalescer: Option<Coalescer>,
     /// Scratch for coalescing; empty otherwise.
     coalesced: Vec<Packet>,
@@ -100,7 +100,7 @@ impl Delivery {
             packets,
             is_read_inline: false,
             notes: Vec::new(),
-            handled: 0,
+            frames_in_handler: 0,
             coalescer: None,
             coalesced: Vec::new(),
             counters: Arc::default(),
@@ -183,9 +183,9 @@ impl Delivery {
         std::mem::swap(&mut self.packets, &mut self.coalesced);
     }
 
-    /// Packets of the current batch.
+    /// Number of packets of the current batch.
     #[must_use]
-    pub fn in_hand(&self) -> usize {
+    pub fn batch_len(&self) -> usize {
         self.packets.len()
     }
 
@@ -219,7 +219,7 @@ impl Delivery {
             frames += u64::from(packet.segment_count());
             bytes += u64::from(packet.wire_len);
         }
-        self.handled = frames;
+        self.frames_in_handler = frames;
         // Before the handler, which may take packets out.
         let batch_packets = self.packets.len() as u64;
         handler.handle(&mut Batch {
@@ -229,7 +229,7 @@ impl Delivery {
             notes: &self.notes,
             pool,
         });
-        self.handled = 0;
+        self.frames_in_handler = 0;
         self.counters.frames.add(frames);
         self.counters.bytes.add(bytes);
         self.counters.batches.add(1);
@@ -260,7 +260,7 @@ impl Delivery {
         }
         packets.append(&mut self.packets);
         let frames = packets.iter().map(|packet| u64::from(packet.segment_count())).sum();
-        self.counters.lost.add(std::mem::take(&mut self.handled).max(frames));
+        self.counters.lost.add(std::mem::take(&mut self.frames_in_handler).max(frames));
         let lost = packets.into_iter().map(|packet| {
             let (arrival, reason) = (packet.arrival, DropReason::CpuLost);
             Dropped { arrival, reason, packet: Some(packet) }

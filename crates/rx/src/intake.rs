@@ -174,7 +174,7 @@ impl Intake {
     ) -> impl Iterator<Item = CpuId> {
         self.now_ns = now_ns;
         let full_burst = burst.is_full();
-        self.steering.see_poll(burst.behind);
+        self.steering.note_poll(burst.poll_status);
         self.refuse(burst);
         self.parse(&mut burst.packets, pool);
         self.hash(&mut burst.packets);
@@ -303,8 +303,8 @@ impl Intake {
 
     /// Desired CPU of a flow's next packet, and the reason.
     #[must_use]
-    pub fn wish_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
-        self.steering.wish_of(flow)
+    pub fn desired_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
+        self.steering.desired_of(flow)
     }
 
     /// Current and desired CPU of a flow: the cheap part of [`state_of`](Self::state_of).
@@ -368,7 +368,7 @@ impl Intake {
                     let waits = |flow| steering.is_flow_waiting(flow);
                     coalescer.flush_flows(FlushReason::HeldMove, out, waits);
                 }
-                coalescer.end_poll(burst.behind, now_ns, out);
+                coalescer.end_poll(burst.poll_status, now_ns, out);
             }
             None if out.is_empty() => return,
             None => out.append(&mut burst.packets),
@@ -430,7 +430,7 @@ impl Intake {
     #[cold]
     fn hold_if_room(&mut self, packet: Packet, hold: HoldId) {
         // Flows of one slot may have different CPUs, and the hold's target is that of its oldest packet.
-        let (cpu, _) = self.steering.wish_of(packet.hash);
+        let (cpu, _) = self.steering.desired_of(packet.hash);
         if self.backlogs.has_room(cpu) {
             self.hold(packet, hold);
         } else {
@@ -452,7 +452,7 @@ impl Intake {
             steer_reason: target.steer_reason,
             position,
             head_old: target.head_old,
-            behind: target.slot.map_or(FlowHash::NONE, |slot| steering.last_flow(slot)),
+            previous_flow: target.slot.map_or(FlowHash::NONE, |slot| steering.last_flow(slot)),
         };
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {
@@ -471,7 +471,7 @@ impl Intake {
     fn hold(&mut self, packet: Packet, hold: HoldId) {
         let Err(packet) = self.steering.hold(hold, packet) else { return };
         match self.give_up(hold) {
-            Some(target) if self.steering.stay_unheld(packet.hash, target) => {
+            Some(target) if self.steering.stay_unholdable(packet.hash, target) => {
                 self.enqueue(packet, target);
             }
             // Forwarding would overtake held packets or those in front of a fence, or bring a flow
@@ -485,7 +485,7 @@ impl Intake {
     fn make_room(&mut self) -> bool {
         let longest = self.steering.longest_to_yield(HOLDS_A_TURN, &mut self.backlogs);
         let Some((hold, target)) = longest else { return false };
-        let Some(packet) = self.steering.unhold_to_stay(hold, target.cpu) else { return false };
+        let Some(packet) = self.steering.pop_held_to_stay(hold, target.cpu) else { return false };
         self.enqueue(packet, target);
         self.steering.end_hold(hold, self.now_ns);
         true
@@ -496,7 +496,7 @@ impl Intake {
     fn give_up(&mut self, hold: HoldId) -> Option<Target> {
         let Release::Forward(target) = self.steering.decide_give_up(hold) else { return None };
         while self.backlogs.has_room(target.cpu)
-            && let Some(packet) = self.steering.unhold_to_stay(hold, target.cpu)
+            && let Some(packet) = self.steering.pop_held_to_stay(hold, target.cpu)
         {
             self.enqueue(packet, target);
         }
@@ -510,7 +510,7 @@ impl Intake {
             return Released::None;
         };
         while self.backlogs.has_room(target.cpu)
-            && let Some(packet) = self.steering.unhold(hold)
+            && let Some(packet) = self.steering.pop_held(hold)
         {
             if self.enqueue(packet, target).is_some() {
                 target.head_old = None; // the first queued packet moved the slot

@@ -30,8 +30,8 @@ pub struct Balanced {
     pub cpus: [usize; 4],
     /// Time from the start of the second phase until packets went to all CPUs.
     pub spread_ns: u64,
-    /// Number of times that a flow's CPU changed, a second.
-    pub wishes_a_second: u64,
+    /// Number of times that a flow's desired CPU changed, a second.
+    pub desired_changes_a_second: u64,
     /// Largest load beside a flow that needs a CPU by itself, in percent of that flow's, at the end of a phase.
     pub beside_heavy_percent: u64,
 }
@@ -40,9 +40,9 @@ pub struct Balanced {
 #[derive(Debug, Default)]
 pub(crate) struct Evenness {
     balanced: Balanced,
-    /// Wishes of the flows when they were last looked at, and when they last changed.
-    wishes: Vec<(Option<CpuId>, Option<u64>)>,
-    wishes_changed: u64,
+    /// Desired CPUs of the flows when they were last looked at, and when they last changed.
+    desired: Vec<(Option<CpuId>, Option<u64>)>,
+    desired_changes: u64,
     phase: u64,
     phase_began_ns: u64,
     /// Times of the last two changes of the number of CPUs, except the first change.
@@ -70,7 +70,9 @@ impl Balanced {
         let busiest = if is_worse { other } else { self };
         Self {
             uneven_ns: self.uneven_ns.max(other.uneven_ns),
-            wishes_a_second: self.wishes_a_second.max(other.wishes_a_second),
+            desired_changes_a_second: self
+                .desired_changes_a_second
+                .max(other.desired_changes_a_second),
             beside_heavy_percent: self.beside_heavy_percent.max(other.beside_heavy_percent),
             spread_ns: self.spread_ns.max(other.spread_ns),
             cpus: std::array::from_fn(|phase| self.cpus[phase].max(other.cpus[phase])),
@@ -96,12 +98,14 @@ impl Evenness {
         }
         self.see_cpus(machine.active_cpus().unwrap_or(cpus), now_ns, cpus, laws);
         let shares = traffic.shares();
-        self.wishes.resize(shares.len(), (None, None));
+        self.desired.resize(shares.len(), (None, None));
         let (mut polls, mut loads) = (vec![0; cpus], vec![(0, 0); cpus]);
         for (index, &share) in (0..).zip(&shares) {
             let flow = traffic.flow(FlowId(index));
             let polling = pace.polling[usize::from(flow.queue.0)];
-            let at = machine.standing(flow.queue, flow.hash).map_or(polling, |stands| stands.wish);
+            let at = machine
+                .standing(flow.queue, flow.hash)
+                .map_or(polling, |stands| stands.desired_cpu);
             polls[polling.index()] += share * INTAKE_NS;
             loads[polling.index()].0 += share * INTAKE_NS;
             let (load, heaviest) = &mut loads[at.index()];
@@ -133,7 +137,8 @@ impl Evenness {
         if self.phase == PHASES - 1 {
             self.end_phase();
         }
-        self.balanced.wishes_a_second = self.wishes_changed * 1_000_000_000 / now_ns.max(1);
+        self.balanced.desired_changes_a_second =
+            self.desired_changes * 1_000_000_000 / now_ns.max(1);
         self.balanced
     }
 
@@ -157,11 +162,11 @@ impl Evenness {
     }
 
     fn see(&mut self, flow: FlowId, at: CpuId, now_ns: u64, laws: &mut Laws) {
-        let (wish, changed_ns) = &mut self.wishes[flow.index()];
-        if wish.replace(at).is_none_or(|before| before == at) {
+        let (desired_cpu, changed_ns) = &mut self.desired[flow.index()];
+        if desired_cpu.replace(at).is_none_or(|before| before == at) {
             return;
         }
-        self.wishes_changed += 1;
+        self.desired_changes += 1;
         // If the number of CPUs changes, the law limits those changes instead.
         let before_ns = changed_ns.replace(now_ns).filter(|_| !self.has_resized);
         if let Some(before_ns) =

@@ -121,7 +121,7 @@ impl KernelMachine {
     }
 
     /// CPU that a packet of this hash should go to, regardless of the flow table.
-    fn wish(&self, queue: &ModelQueue, hash: FlowHash) -> Option<CpuId> {
+    fn desired_cpu(&self, queue: &ModelQueue, hash: FlowHash) -> Option<CpuId> {
         let online = |cpu: &CpuId| self.online.contains(*cpu);
         let rfs = self.sock_flows.desired(hash).filter(online);
         let rfs = rfs.filter(|_| !queue.flow_table.is_empty());
@@ -309,9 +309,9 @@ impl SimMachine for KernelMachine {
 
     fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<FlowStanding> {
         let queue = &self.queues[usize::from(queue.0)];
-        let wish = self.wish(queue, hash)?;
+        let desired_cpu = self.desired_cpu(queue, hash)?;
         let at = queue.last.get(&hash.0).copied();
-        Some(FlowStanding { key: hash.0, at, wish, is_held: false })
+        Some(FlowStanding { key: hash.0, at, desired_cpu, is_held: false })
     }
 
     fn has_fence(&self, _: RxQueue) -> bool {

@@ -18,7 +18,7 @@ pub enum Law {
     Conservation,
     /// Every backlog, hold and batch stays within its limit (promise 3).
     Bounds,
-    /// A wish is granted in a bounded time (promise 3).
+    /// A flow reaches its desired CPU in a bounded time (promise 3).
     Liveness,
     /// Counters agree with the observed values.
     Counters,

@@ -29,7 +29,7 @@ mod recording; //    what ours leaves for outsiders to judge
 
 mod census; //       location of all packets
 mod laws; //         order, conservation, bounds, counters
-mod liveness; //     is every wish granted in time?
+mod liveness; //     does every flow reach its desired CPU in time?
 mod evenness; //     evenness of the load
 pub mod report; //   many runs, in a table that a person reads
 

@@ -1,7 +1,7 @@
-//! The law of liveness: a wish is granted in a bounded time.
+//! The law of liveness: a flow reaches its desired CPU in a bounded time.
 //!
-//! A wish is observed from the first turn in which a packet arrives that should go to another CPU
-//! than the flow's last one did. While the wish stays the same, it may take:
+//! A move is observed from the first turn in which a packet arrives that should go to another CPU
+//! than the flow's last one did. While the desired CPU stays the same, it may take:
 //!
 //! 1. the time until it is *due*: more than `move_after` packets came since, or one came after
 //!    `move_after` of time. From then on no more packets may go to the old CPU,
@@ -9,7 +9,7 @@
 //! 3. a turn of the polling CPU, and one more for every 64 packets that are held,
 //! 4. if either CPU is full: the time it needs for the held packets, all of which may be for it.
 //!    A move to the old CPU may not have ended, and the packets it holds still go there,
-//! 5. if packets are merged, which makes wishes due by time only: the time that they wait for more
+//! 5. if packets are merged, which makes moves due by time only: the time that they wait for more
 //!    segments, and the time that the old CPU needs for the packets that wait.
 //!
 //! While a packet that should move stays because no more can be held, the moves of its queue start
@@ -18,9 +18,9 @@
 //! A fence that was raised may last for the time that the slowest CPU needs for its queued packets
 //! and that one CPU needs for the held ones.
 //!
-//! Time that a CPU lost to pauses, stalls and slowness does not count. A wish is judged while
+//! Time that a CPU lost to pauses, stalls and slowness does not count. A move is judged while
 //! packets wait for it, and whenever one arrives for which there is room: a flow without packets
-//! waits for nothing. Flows that share a slot and have different wishes are not judged.
+//! waits for nothing. Flows that share a slot and have different desired CPUs are not judged.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ const MOVES_A_TURN: u64 = 64;
 /// Most frames in a packet.
 const COALESCED_MAX: u64 = 64;
 
-/// Wishes that are not granted yet.
+/// Moves that are not done yet.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     move_after: MoveAfter,
@@ -48,8 +48,8 @@ pub(crate) struct Liveness {
     fences: Vec<Option<LivenessFence>>,
     /// Packets that could not be held, by queue, as of the last check.
     unheld: Vec<u64>,
-    /// Number of granted wishes for which packets of the flow were on their way to its old CPU, or
-    /// in its current batch, when the wish arose.
+    /// Number of moves for which packets of the flow were on their way to its old CPU, or in its
+    /// current batch, when the desired CPU changed.
     pub(crate) hazardous: u64,
     /// The longest wait, and its bound.
     pub(crate) longest: Wait,
@@ -72,7 +72,7 @@ struct PendingMove {
     since: Moment,
     packets: u32,
     hazardous: bool,
-    /// Start of `bound_ns`: the turn in which the wish was due, or before that, the turn in which
+    /// Start of `bound_ns`: the turn in which the move was due, or before that, the turn in which
     /// its last packet came. A move that has not begun by then waits for another packet.
     counts_from: Moment,
     bound_ns: u64,
@@ -137,7 +137,7 @@ impl Liveness {
     /// Registers the arrival of a flow's packets in this turn.
     pub(crate) fn came(&mut self, came: Came, around: Circumstances<'_>) {
         let Came { queue, hash, at_before, was_on_its_way, stands, packets } = came;
-        let FlowStanding { key, at, wish: to, .. } = stands;
+        let FlowStanding { key, at, desired_cpu: to, .. } = stands;
         let key = (queue, key);
         let before = self.open.remove(&key).filter(|open| open.to == to);
         let Some(from) = before.map(|open| open.from).or(at_before) else { return };
@@ -145,7 +145,7 @@ impl Liveness {
             return;
         }
         if before.is_none() && at == Some(to) {
-            self.hazardous += u64::from(was_on_its_way); // granted at once, in spite of the hazard
+            self.hazardous += u64::from(was_on_its_way); // moved at once, in spite of the hazard
             return;
         }
         let now = around.moment(queue, [from, to]);
@@ -175,7 +175,7 @@ impl Liveness {
         self.open.insert(key, open);
     }
 
-    /// Checks which wishes of a queue are granted by now, and which should be.
+    /// Checks which moves of a queue are done by now, and which should be.
     pub(crate) fn look(
         &mut self,
         queue: RxQueue,
@@ -192,17 +192,18 @@ impl Liveness {
             if *of != queue {
                 return true;
             }
-            let Some(stands) = standing(open.hash).filter(|stands| stands.wish == open.to) else {
-                return false; // another wish: watched when its first packet comes
+            let Some(stands) = standing(open.hash).filter(|stands| stands.desired_cpu == open.to)
+            else {
+                return false; // another desired CPU: watched when its first packet comes
             };
-            let is_granted = stands.at == Some(open.to);
-            if stands.at != Some(open.from) && !is_granted {
+            let has_moved = stands.at == Some(open.to);
+            if stands.at != Some(open.from) && !has_moved {
                 return false; // the flow moved elsewhere meanwhile: another wait
             }
             for cpu in [open.from, open.to] {
                 open.room_ns = open.room_ns.max(around.room_ns(queue, cpu));
             }
-            if begins_anew && !is_granted {
+            if begins_anew && !has_moved {
                 open.counts_from = around.moment(queue, [open.from, open.to]);
                 open.bound_ns = around.move_bound_ns(queue, open.from);
             }
@@ -211,18 +212,18 @@ impl Liveness {
             let has_come = std::mem::take(&mut open.has_come) && around.has_room(queue, open.to);
             let has_packets = has_come || stands.is_held;
             let is_late = wait.ns > wait.bound_ns && open.is_due;
-            if is_late && has_packets && !is_granted && !open.is_overdue {
+            if is_late && has_packets && !has_moved && !open.is_overdue {
                 open.is_overdue = true;
                 laws.broke(Law::Liveness, || {
                     format!("at {} ns {open:?} has {stands:?}: {wait:?}", around.now_ns)
                 });
             }
-            let counts = (is_granted && !is_late) || open.is_overdue;
+            let counts = (has_moved && !is_late) || open.is_overdue;
             if counts && wait.ns > longest.ns {
                 *longest = wait;
             }
-            *hazardous += u64::from(is_granted && open.hazardous);
-            !is_granted
+            *hazardous += u64::from(has_moved && open.hazardous);
+            !has_moved
         });
         self.look_at_fence(queue, has_fence, around, laws);
     }

@@ -58,7 +58,7 @@ pub(crate) trait SimMachine: Sized {
     /// Takes a census of all packets.
     fn census(&mut self, census: &mut Census);
 
-    /// Takes the part of a census that the wishes of a queue's flows are judged by.
+    /// Takes the part of a census that the moves of a queue's flows are judged by.
     fn census_of(&mut self, _: RxQueue, census: &mut Census) {
         self.census(census);
     }
@@ -119,7 +119,7 @@ pub(crate) struct FlowStanding {
     /// CPU of its last packet; `None` if there was none.
     pub(crate) at: Option<CpuId>,
     /// CPU that the next packet should go to.
-    pub(crate) wish: CpuId,
+    pub(crate) desired_cpu: CpuId,
     /// True if packets of the flow are held.
     pub(crate) is_held: bool,
 }

@@ -144,7 +144,7 @@ impl PathMachine {
                 }
             }
         }
-        burst.behind = match () {
+        burst.poll_status = match () {
             () if poll.traffic.waits_in(poll.queue) => PollStatus::MorePending,
             () if poll.traffic.has_ended() => PollStatus::Last,
             () => PollStatus::Drained,
@@ -309,8 +309,8 @@ impl SimMachine for PathMachine {
     }
 
     fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<FlowStanding> {
-        let FlowPlace { slot, cpu, wish, is_held, .. } = self.place_of(queue, hash);
-        Some(FlowStanding { key: slot.unwrap_or(u32::MAX), at: cpu, wish, is_held })
+        let FlowPlace { slot, cpu, desired_cpu, is_held, .. } = self.place_of(queue, hash);
+        Some(FlowStanding { key: slot.unwrap_or(u32::MAX), at: cpu, desired_cpu, is_held })
     }
 
     fn has_fence(&self, queue: RxQueue) -> bool {
@@ -333,7 +333,7 @@ impl SimMachine for PathMachine {
         self.count_waiting(census);
         census.queued = census.backlogs.iter().map(|backlog| backlog.frames).sum();
         census.in_hand.clear();
-        census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.in_hand() as u64));
+        census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.batch_len() as u64));
         census.frames_away = self.pools.iter_mut().map(|pool| pool.in_use() as u64).sum();
         census.frames_done = self.cpus.iter().map(|cpu| cpu.frames_done).sum();
     }

@@ -50,7 +50,7 @@ pub struct Summary {
     pub counter_errors: u64,
     /// Flows that the load moved twice in a second.
     pub rest_violations: u64,
-    /// Longest time until a wish was granted, without time that CPUs lost to faults.
+    /// Longest time until a flow reached its desired CPU, without time that CPUs lost to faults.
     pub wait_max_ns: u64,
     /// Bound on that time.
     pub wait_bound_ns: u64,
@@ -227,7 +227,7 @@ pub fn balance_table(summaries: &[&Summary]) -> String {
             format!("{} ms", grouped(balanced.uneven_ns / 1_000_000)),
             balanced.cpus.map(|cpus| cpus.to_string()).join(" "),
             format!("{} ms", grouped(balanced.spread_ns / 1_000_000)),
-            grouped(balanced.wishes_a_second),
+            grouped(balanced.desired_changes_a_second),
             grouped(summary.reordered),
             grouped(summary.rest_violations),
         ]);

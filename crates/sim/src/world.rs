@@ -302,7 +302,7 @@ impl<M: SimMachine> World<M> {
         self.cpus[cpu.index()].wake(now_ns, &mut self.schedule);
     }
 
-    /// Checks which wishes of a queue are granted by now.
+    /// Checks which moves of a queue are done by now.
     fn look(&mut self, queue: RxQueue) {
         let Self { machine, liveness, laws, .. } = self;
         let around = Circumstances {

@@ -78,16 +78,16 @@ enum Operation {
     /// A frame of any bytes.
     Raw { len: u8, bytes: [u8; 60] },
     /// End of a poll, and a pause.
-    EndPoll { behind: AnyBehind, wait_us: u16 },
+    EndPoll { status: AnyStatus, wait_us: u16 },
     /// Change of the settings.
     Set(Settings),
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
-enum AnyBehind {
-    More,
-    Nothing,
-    End,
+enum AnyStatus {
+    MorePending,
+    Drained,
+    Last,
 }
 
 fuzz_target!(|run: Run| {
@@ -149,12 +149,12 @@ impl Rig {
                 let link = if len < 128 { Link::Ethernet } else { Link::Ip };
                 self.receive(&Received { cut_off: 0, link, bytes });
             }
-            Operation::EndPoll { behind, wait_us } => {
+            Operation::EndPoll { status, wait_us } => {
                 self.now_ns += u64::from(wait_us) * 1000;
-                self.end_poll(match behind {
-                    AnyBehind::More => PollStatus::MorePending,
-                    AnyBehind::Nothing => PollStatus::Drained,
-                    AnyBehind::End => PollStatus::Last,
+                self.end_poll(match status {
+                    AnyStatus::MorePending => PollStatus::MorePending,
+                    AnyStatus::Drained => PollStatus::Drained,
+                    AnyStatus::Last => PollStatus::Last,
                 });
             }
             Operation::Set(settings) => {
@@ -209,13 +209,13 @@ impl Rig {
         Some(packet)
     }
 
-    fn end_poll(&mut self, behind: PollStatus) {
+    fn end_poll(&mut self, status: PollStatus) {
         let mut out = Vec::new();
-        self.coalescer.end_poll(behind, self.now_ns, &mut out);
+        self.coalescer.end_poll(status, self.now_ns, &mut out);
         let CoalesceConfig { mode, gro_flush_timeout_ns, .. } = *self.coalescer.config();
         self.leave_flushed(out, mode);
         self.leave_second(mode, |second, out| second.flush(FlushReason::PollEnd, out));
-        if behind == PollStatus::Last || behind == PollStatus::Drained && gro_flush_timeout_ns == 0
+        if status == PollStatus::Last || status == PollStatus::Drained && gro_flush_timeout_ns == 0
         {
             assert_eq!(self.coalescer.held(), 0);
         }

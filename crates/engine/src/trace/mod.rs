@@ -268,10 +268,10 @@ impl DeliverTrace {
         (name, frame): (TracedFlowName, u64),
         now_ns: u64,
     ) {
-        let Note { enqueued_ns, epoch, steer_reason, position, head_old, behind, .. } = note;
+        let Note { enqueued_ns, epoch, steer_reason, position, head_old, previous_flow, .. } = note;
         // Readers compare `head_old` with the flow's own last packet, so it is left out if the
         // slot's last packet was of another flow.
-        let head_old = head_old.filter(|_| *behind == packet.hash);
+        let head_old = head_old.filter(|_| *previous_flow == packet.hash);
         let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
         let row = format_args!(
             "{order},{},{},{},{frame},{:08x},{epoch},{},{},{head_old},{},{enqueued_ns},{now_ns}\n",

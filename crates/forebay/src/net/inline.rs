@@ -36,14 +36,14 @@ impl UdpSocket {
         endpoint.wake.add_inline(cpu.cpu(), || cpu.waker());
         let shared = &endpoint.shared;
         let by = shared.transmitter_index();
-        let gathered = shared.transmitter_of(by).clearings();
+        let gathered = shared.transmitter_of(by).mark();
         loop {
             let count = self.take_of_turn(cpu.turns(), batch, max);
             if count > 0 {
                 return count;
             }
             let has_answered = || shared.transmitter_of(by).has_sent(gathered);
-            let is_ready = || endpoint.has_datagram_or_armed();
+            let is_ready = || endpoint.has_datagram_else_arm();
             if !cpu.turn_until_answered(is_ready, has_answered) {
                 return self.take_last(batch, max);
             }
@@ -72,7 +72,7 @@ impl UdpSocket {
     fn take_last(&self, batch: &mut Datagrams, max: usize) -> usize {
         loop {
             let count = self.try_take(batch, max);
-            if count > 0 || !self.0.has_datagram_or_armed() {
+            if count > 0 || !self.0.has_datagram_else_arm() {
                 return count;
             }
             thread::yield_now(); // as above

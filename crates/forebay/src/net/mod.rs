@@ -42,32 +42,32 @@
 //! # }
 //! ```
 
-pub mod connection_id; // IDs that name a QUIC endpoint
-pub mod counters; // counters of the stack and of sockets
-mod datagram; //   datagrams as read
-mod directory; //  all sockets by id
-mod endpoint; //   the state of a socket
-mod fragment_ids; // numbers of datagrams that leave in fragments
 mod host; //       the host of each CPU's stack
 mod identities; // addresses of this host on each device
 mod memberships; // multicast groups
-pub mod message; // datagrams with control data
-mod neighbours; // next hops and their link-layer addresses
-mod options; //    options of a socket
-mod routes; //     device and source address for a destination
-mod sending; //    from a socket to the transmit path
 mod shared; //     state shared by sockets and stacks
-mod snmp; //       counters in the lines of /proc/net/snmp
-mod transmit; //   headers, next hop, device
+mod directory; //  all sockets by id
+mod endpoint; //   the state of a socket
+mod options; //    options of a socket
+mod wake; //       wake-up of readers
+mod waiting; //    sleep until a socket is readable or writable
+mod inline; //     reads on a CPU's own thread, which turns it meanwhile
+mod datagram; //   datagrams as read
+pub mod message; // datagrams with control data
 mod udp; //        the public socket type
 mod udp_descriptor; // descriptors of UDP sockets
-mod inline; //     reads on a CPU's own thread, which turns it meanwhile
-mod tcp; //        TCP connections and listeners
 mod unbound; //    sockets that are not bound yet
-mod unsent; //     counters of datagrams not sent
-mod wake; //       wake-up of readers
+pub mod connection_id; // IDs that name a QUIC endpoint
+mod tcp; //        TCP connections and listeners
 mod ways_back; //  ways that datagrams came
-mod waiting; //    sleep until a socket is readable or writable
+mod routes; //     device and source address for a destination
+mod sending; //    from a socket to the transmit path
+mod fragment_ids; // numbers of datagrams that leave in fragments
+mod neighbours; // next hops and their link-layer addresses
+mod transmit; //   headers, next hop, device
+mod unsent; //     counters of datagrams not sent
+pub mod counters; // counters of the stack and of sockets
+mod snmp; //       counters in the lines of /proc/net/snmp
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;

@@ -387,7 +387,7 @@ mod tests {
             let other = scope.spawn(|| send(100));
             gate.wait(); // the other thread is in the sink
             send(200);
-            let gathered = state.transmitter_of(CpuIndex(0)).clearings();
+            let gathered = state.transmitter_of(CpuIndex(0)).mark();
             let has_sent = || state.transmitter_of(CpuIndex(0)).has_sent(gathered);
             assert!(!has_sent());
             gate.wait();

@@ -24,7 +24,7 @@ use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
 use super::neighbours::{DeviceNeighbours, Hop, WayBack};
 pub(super) use last_sent::LastSent;
-pub(super) use queue::{Clearings, Flushed, TransmitQueue};
+pub(super) use queue::{Flushed, SendMark, TransmitQueue};
 
 /// Room for gathered packets that is made at first.
 const GATHERED_ROOM: usize = 64;
@@ -83,7 +83,7 @@ pub(super) struct Transmitter {
     /// Segments whose next hop the kernel is resolving.
     unresolved: Vec<segments::Unresolved>,
     /// Number of times that everything gathered had been sent.
-    clearings: Clearings,
+    mark: SendMark,
 }
 
 /// Next hops on a device, and packets to be sent there.
@@ -116,7 +116,7 @@ impl Transmitter {
             dropped: Vec::new(),
             has_held: false,
             unresolved: Vec::new(),
-            clearings: Clearings::default(),
+            mark: SendMark::default(),
         }
     }
 

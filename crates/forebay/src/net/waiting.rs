@@ -44,7 +44,7 @@ impl Endpoint {
             // The order matters: a sleeper registered before `end` is woken by it.
             let sleeper = self.wake.sleeper();
             let has_ended = self.shared.has_ended();
-            if self.is_ready_or_armed(true) {
+            if self.is_readable_else_arm(true) {
                 thread::yield_now(); // the packet is in the queue, but not visible yet
                 continue;
             }
@@ -89,9 +89,10 @@ impl Endpoint {
         taken
     }
 
-    /// True if there is anything to read. If not, the next CPU that delivers wakes the readers.
+    /// True if there is anything to read. If not, arms the wake-up: the next CPU that delivers wakes
+    /// the readers.
     /// `is_asleep` is true if the caller is counted as a sleeper.
-    pub(super) fn is_ready_or_armed(&self, is_asleep: bool) -> bool {
+    pub(super) fn is_readable_else_arm(&self, is_asleep: bool) -> bool {
         let mut reader = self.reader();
         let is_ready =
             reader.has_ready() || !self.arm(&mut reader, SocketQueueConsumer::arm, is_asleep);
@@ -99,8 +100,9 @@ impl Endpoint {
         is_ready
     }
 
-    /// As [`is_ready_or_armed`](Self::is_ready_or_armed) for a CPU that reads in its own turns and takes no errors.
-    pub(super) fn has_datagram_or_armed(&self) -> bool {
+    /// As [`is_readable_else_arm`](Self::is_readable_else_arm) for a CPU that reads in its own turns
+    /// and takes no errors.
+    pub(super) fn has_datagram_else_arm(&self) -> bool {
         let mut reader = self.reader();
         let arm = SocketQueueConsumer::arm_for_packets;
         let has_some = reader.has_ready() || !self.arm(&mut reader, arm, false);

@@ -44,7 +44,7 @@ pub(crate) fn map(control: &Control) -> ApiAnswer {
 
 fn ranges(queue: &QueueRanges) -> Value {
     let mut first = 0;
-    let runs = queue.wishes.chunk_by(|one, next| one == next).map(|run| {
+    let runs = queue.desired.chunk_by(|one, next| one == next).map(|run| {
         let from = first;
         first += run.len();
         json!({
@@ -58,7 +58,7 @@ fn ranges(queue: &QueueRanges) -> Value {
     json!({
         "queue": queue.name,
         "polling_cpu": queue.polling_cpu.0,
-        "ranges": queue.wishes.len(),
+        "ranges": queue.desired.len(),
         "runs": runs,
     })
 }

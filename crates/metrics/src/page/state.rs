@@ -144,7 +144,7 @@ fn cpus(shared: &EngineState) -> Vec<Value> {
             "lost": lost,
             "queued": enqueued.saturating_sub(packets + lost),
             "backlog_max": delivery.backlog_max.get(),
-            "wakeups": shared.bell(index).rung(),
+            "wakeups": shared.cpu_waker(index).wakeups(),
             "waits": count_of(&delivery.wait_ns),
             "waits_ns": delivery.wait_ns.sum(),
             "reasons": reasons.filter(|(_, count)| *count > 0).collect::<BTreeMap<_, _>>(),

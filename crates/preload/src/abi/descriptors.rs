@@ -31,7 +31,7 @@ const OF_DESCRIPTOR: [c_ulong; 6] = [libc::FIOCLEX, libc::FIONCLEX, 0x8901, 0x89
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_unknown(fd) {
+    if is_hidden(fd) {
         return answer_int(Err(Errno::BADF));
     }
     let next = next!(close(c_int) -> c_int);
@@ -88,13 +88,13 @@ fn make_unusable(fd: c_int) {
 
 /// True for the number of a descriptor that the program has not opened, and so does not know: for it, none is open. A
 /// child that uses its parent's memory has descriptors of its own, and loses these when it runs another program.
-pub(super) fn is_unknown(fd: c_int) -> bool {
+pub(super) fn is_hidden(fd: c_int) -> bool {
     hidden::is_hidden(fd) && !is_in_parents_memory()
 }
 
 /// Number to give the kernel for `fd`: one at which nothing is open, if the program does not know `fd`.
-pub(super) fn known(fd: c_int) -> c_int {
-    if is_unknown(fd) { c_int::MAX } else { fd }
+pub(super) fn unless_hidden(fd: c_int) -> c_int {
+    if is_hidden(fd) { c_int::MAX } else { fd }
 }
 
 /// # Safety
@@ -160,7 +160,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
 /// As `dup(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    if is_unknown(fd) {
+    if is_hidden(fd) {
         return answer_int(Err(Errno::BADF));
     }
     let next = next!(dup(c_int) -> c_int);
@@ -203,10 +203,10 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 /// # Errors
 /// `EBADF` if the first is not open for the program; `EBUSY` if the library uses the second.
 fn check_duplicate(fd: c_int, to: c_int) -> Result<(), Errno> {
-    if is_unknown(fd) {
+    if is_hidden(fd) {
         return Err(Errno::BADF);
     }
-    if !is_unknown(to) {
+    if !is_hidden(to) {
         return Ok(());
     }
     // SAFETY: the call touches no memory.
@@ -227,7 +227,7 @@ fn replaced(old: c_int, new: c_int) -> c_int {
 /// As `fcntl(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    if is_unknown(fd) {
+    if is_hidden(fd) {
         return answer_int(Err(Errno::BADF));
     }
     let next = next!(fcntl(c_int, c_int, c_ulong) -> c_int);
@@ -297,7 +297,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     let next = next!(ioctl(c_int, c_ulong, *mut c_int) -> c_int);
     let Some(socket) = table::find(fd) else {
         // SAFETY: the caller's promise.
-        return unsafe { next(known(fd), request, argument) };
+        return unsafe { next(unless_hidden(fd), request, argument) };
     };
     let len = match (request, &*socket) {
         (libc::FIONREAD, socket) => Some(socket.readable_len()),

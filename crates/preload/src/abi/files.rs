@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 
-use super::descriptors::known;
+use super::descriptors::unless_hidden;
 use super::next::next;
 use super::{answer, answer_sent, with_number};
 use crate::critical::outside;
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn sendfile(
     offset: *mut off_t,
     len: size_t,
 ) -> ssize_t {
-    let (to, from) = (known(to), known(from));
+    let (to, from) = (unless_hidden(to), unless_hidden(from));
     let Some(socket) = table::find(to) else {
         let next = next!(sendfile(c_int, c_int, *mut off_t, size_t) -> ssize_t);
         // SAFETY: the caller's promise.
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let (from, to) = (known(from), known(to));
+    let (from, to) = (unless_hidden(from), unless_hidden(to));
     let (source, sink) = (table::find(from), table::find(to));
     if source.is_some() || sink.is_some() {
         let offsets = [from_offset.is_null(), to_offset.is_null()];

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use libc::{iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
-use super::descriptors::is_unknown;
+use super::descriptors::is_hidden;
 use super::next::next;
 use super::vectors::Vectors;
 use super::{address, answer, is_nowhere, number};
@@ -238,7 +238,7 @@ fn check_room(len: size_t, room: size_t) {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     let Some(socket) = table::find(fd) else {
-        if is_unknown(fd) {
+        if is_hidden(fd) {
             return answer(Err(Errno::BADF));
         }
         let next = next!(read(c_int, *mut c_void, size_t) -> ssize_t);
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn __read_chk(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
     let Some(socket) = table::find(fd) else {
-        if is_unknown(fd) {
+        if is_hidden(fd) {
             return answer(Err(Errno::BADF));
         }
         let next = next!(readv(c_int, *const iovec, c_int) -> ssize_t);

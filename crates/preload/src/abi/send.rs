@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
-use super::descriptors::is_unknown;
+use super::descriptors::is_hidden;
 use super::messages::check_name_len;
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
         // SAFETY: the caller's promise.
         return unsafe { send(fd, buffer, len, 0) };
     }
-    if is_unknown(fd) {
+    if is_hidden(fd) {
         return answer(Err(Errno::BADF));
     }
     let next = next!(write(c_int, *const c_void, size_t) -> ssize_t);
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
     let Some(socket) = table::find(fd) else {
-        if is_unknown(fd) {
+        if is_hidden(fd) {
             return answer(Err(Errno::BADF));
         }
         let next = next!(writev(c_int, *const iovec, c_int) -> ssize_t);

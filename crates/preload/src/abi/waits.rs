@@ -8,7 +8,7 @@ use forebay_sys::hidden;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
 
-use super::descriptors::{is_unknown, known};
+use super::descriptors::{is_hidden, unless_hidden};
 use super::next::next;
 use super::{answer_int, is_nowhere};
 use crate::listener::are_some_unserved;
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn epoll_ctl(
     }
     let next = next!(epoll_ctl(c_int, c_int, c_int, *mut epoll_event) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(known(epoll), operation, known(fd), event) }
+    unsafe { next(unless_hidden(epoll), operation, unless_hidden(fd), event) }
 }
 
 /// # Safety
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn epoll_wait(
 ) -> c_int {
     let next = next!(epoll_wait(c_int, *mut epoll_event, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(known(epoll), events, events_max, timeout) };
+    let wait = |timeout| unsafe { next(unless_hidden(epoll), events, events_max, timeout) };
     receive_and_sleep(timeout != 0, || wait(0), || wait(timeout))
 }
 
@@ -91,8 +91,9 @@ pub unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     let next = next!(epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int);
     // SAFETY: the caller's promise.
-    let wait =
-        |timeout, signals| unsafe { next(known(epoll), events, events_max, timeout, signals) };
+    let wait = |timeout, signals| unsafe {
+        next(unless_hidden(epoll), events, events_max, timeout, signals)
+    };
     let is_ended = timeout != 0 && signals.is_null();
     receive_and_sleep(is_ended, || wait(0, NO_MASK), || wait(timeout, signals))
 }
@@ -111,8 +112,9 @@ pub unsafe extern "C" fn epoll_pwait2(
         epoll_pwait2(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int
     );
     // SAFETY: the caller's promise.
-    let wait =
-        |timeout, signals| unsafe { next(known(epoll), events, events_max, timeout, signals) };
+    let wait = |timeout, signals| unsafe {
+        next(unless_hidden(epoll), events, events_max, timeout, signals)
+    };
     receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
 }
 
@@ -136,11 +138,11 @@ unsafe fn wait_for_polled(
     if are_some_unserved() {
         set.iter().for_each(|polled| serve(polled.fd));
     }
-    if !set.iter().any(|polled| is_unknown(polled.fd)) {
+    if !set.iter().any(|polled| is_hidden(polled.fd)) {
         return wait(polled);
     }
     let mut seen = set.to_vec();
-    seen.iter_mut().for_each(|polled| polled.fd = known(polled.fd));
+    seen.iter_mut().for_each(|polled| polled.fd = unless_hidden(polled.fd));
     let found = wait(seen.as_mut_ptr());
     for (index, seen) in seen.iter().enumerate() {
         let place = polled.wrapping_add(index);
@@ -255,7 +257,7 @@ unsafe fn check_selected(count: c_int, sets: [*const fd_set; 3]) -> Result<(), E
     if are_some_unserved() {
         table::within(0, last).filter(|fd| is_in(sets[0], *fd)).for_each(serve);
     }
-    let is_in_some = |fd: c_int| sets.iter().any(|set| is_in(*set, fd)) && is_unknown(fd);
+    let is_in_some = |fd: c_int| sets.iter().any(|set| is_in(*set, fd)) && is_hidden(fd);
     if hidden::within(0, last).any(is_in_some) { Err(Errno::BADF) } else { Ok(()) }
 }
 

@@ -73,7 +73,7 @@ impl Shares {
         u32::try_from(self.table.0[KEY].load(SeqCst)).unwrap_or(0)
     }
 
-    /// Takes a slot, which this process has [locked](crate::claim::Claim). Nobody else has it.
+    /// Takes a slot, which this process has [locked](crate::engine_lock::EngineLock). Nobody else has it.
     pub(crate) fn enter(&self, slot: usize) {
         if self.table.0[INCARNATIONS + slot].load(SeqCst) > 0 {
             self.table.clear(slot);
@@ -182,12 +182,12 @@ impl Shares {
     /// Tells the other processes where this one has flows no longer for which the table had no room.
     pub(crate) fn tell_unclaimed(&self) {
         if let Some(own) = self.own() {
-            self.tell_unclaimed_of(own, self.busy());
+            self.clear_marks_except(own, self.busy());
         }
     }
 
     /// Clears the marks of buckets that were not busy.
-    fn tell_unclaimed_of(&self, own: usize, busy: u64) {
+    fn clear_marks_except(&self, own: usize, busy: u64) {
         let cleared = self.table.0[UNCLAIMED + own].fetch_and(busy, SeqCst) & !busy;
         // Another thread may have claimed a flow there since.
         self.table.0[UNCLAIMED + own].fetch_or(cleared & self.busy(), SeqCst);
@@ -735,7 +735,7 @@ mod tests {
         of.held[of.bucket_of(&flow(1))].store(1, SeqCst);
         word.store(u64::MAX, SeqCst);
         // Another thread has claimed it since these were looked at.
-        of.tell_unclaimed_of(0, 0);
+        of.clear_marks_except(0, 0);
         assert_eq!(word.load(SeqCst), bit);
     }
 }

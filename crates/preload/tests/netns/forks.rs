@@ -279,7 +279,7 @@ third.end()
 fourth.end()
 ";
 
-pub(crate) fn refused_leaves_claim() {
+pub(crate) fn refused_leaves_lock() {
     let hosts = Hosts::new();
     let config = "via=af_packet take=udp:7,tcp:7 spin=auto dev=exa";
     let lines = hosts

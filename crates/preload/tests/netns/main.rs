@@ -67,7 +67,7 @@ fn main() {
         ("exe_4_refused_listener_stays_refused", listeners::refused_twice),
         ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),
         ("exe_5_child_finds_locks_free", processes::locks_are_free),
-        ("exe_5_failed_claim_is_told", processes::failed_claim),
+        ("exe_5_failed_lock_is_told", processes::failed_lock),
         ("exe_5_failed_turn_is_told", processes::failed_turn),
         ("exe_7_dead_programs_socket_is_replaced", processes::socket_is_replaced),
         ("exe_7_listener_needs_no_control", processes::without_control),
@@ -87,7 +87,7 @@ fn main() {
         ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
         ("exe_5_udp_is_of_one_sibling", forks::siblings_know_each_other),
-        ("exe_5_refused_bind_leaves_claim", forks::refused_leaves_claim),
+        ("exe_5_refused_bind_leaves_lock", forks::refused_leaves_lock),
         ("exe_5_udp_is_of_one_process", forks::udp_is_of_one),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));

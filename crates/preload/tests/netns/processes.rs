@@ -156,7 +156,7 @@ for limit in free + 1, free + 1, soft:
     print(len(os.listdir('/proc/self/fd')) > 4 if limit == soft else None)
 ";
 
-pub(crate) fn failed_claim() {
+pub(crate) fn failed_lock() {
     let hosts = Hosts::new();
     let mut command = Command::new("python3");
     let (lines, errors) = hosts.lines_and_errors(command.args(["-c", SHARES]), Some(CONFIG));

@@ -412,7 +412,7 @@ mod one_engine {
         let outcome = engine.run_stepped(1, VirtualCosts::default());
         let [explained] = &outcome.explained.concat()[..] else { panic!("one queue") };
         assert_eq!(explained.queue, RxQueue(0));
-        let (cpu, steer_reason) = explained.state.wish;
+        let (cpu, steer_reason) = explained.state.desired;
         assert_eq!((explained.state.cpu, steer_reason), (Some(cpu), SteerReason::Rps));
         assert!(explained.state.sharers.contains(&hash), "it was watched from the beginning");
     }

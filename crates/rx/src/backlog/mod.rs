@@ -49,7 +49,7 @@ pub struct Note {
     pub head_old: Option<Position>,
     /// Flow of the previous packet in the slot, which `head_old` had to pass; another flow if they
     /// share the slot, [`FlowHash::NONE`] if there was none.
-    pub behind: FlowHash,
+    pub previous_flow: FlowHash,
 }
 
 /// Consuming end of one backlog ring, owned by a [`Delivery`](crate::Delivery).

@@ -162,8 +162,8 @@ impl Coalescer {
 
     /// Flushes the packets that must not stay held after a poll: all of them if the queue ran empty
     /// and there is no `gro_flush_timeout`, else those held for too long.
-    pub fn end_poll(&mut self, behind: PollStatus, now_ns: u64, out: &mut Vec<Packet>) {
-        let limit_ns = match (behind, self.config.gro_flush_timeout_ns) {
+    pub fn end_poll(&mut self, status: PollStatus, now_ns: u64, out: &mut Vec<Packet>) {
+        let limit_ns = match (status, self.config.gro_flush_timeout_ns) {
             (PollStatus::Last, _) | (PollStatus::Drained, 0) => {
                 return self.flush(FlushReason::PollEnd, out);
             }

@@ -161,9 +161,9 @@ impl Balance {
         self.unpolled.begin();
     }
 
-    /// Takes note of a poll by this CPU, and of what its source has left behind it.
-    pub(super) fn see_poll(&mut self, cpu: CpuId, behind: PollStatus) {
-        self.unpolled.see_poll(cpu, behind);
+    /// Takes note of a poll by this CPU, and of the state of its source afterwards.
+    pub(super) fn note_poll(&mut self, cpu: CpuId, status: PollStatus) {
+        self.unpolled.note_poll(cpu, status);
     }
 
     /// True if packets are weighed.
@@ -236,11 +236,11 @@ impl Balance {
             self.shares.add_unpolled(cpu, self.unpolled.end_window(missing_ns));
         }
         let saved_max_ns = (self.window_ns() * SAVED_WINDOWS).min(SAVED_NS_MAX);
-        claim.save_up(now_ns, self.config.moves_per_second, saved_max_ns);
+        claim.add_moves(now_ns, self.config.moves_per_second, saved_max_ns);
         let before_percent = self.shares.imbalance_percent();
         let moves = self.move_groups(&claim, now_ns);
         if let Some(groups) = &self.groups {
-            claim.note(queue, self.shares.own(groups, now_ns), now_ns);
+            claim.record(queue, self.shares.own(groups, now_ns), now_ns);
         }
         let after_percent =
             if moves > 0 { self.shares.imbalance_percent() } else { before_percent };
@@ -270,10 +270,13 @@ impl Balance {
             let moves_left = claim.moves_left().min((BALANCE_ROUND_MAX - moves).into());
             let moves_left = usize::try_from(moves_left).unwrap_or(usize::MAX);
             let best = || groups.best_of(&gap, now_ns).map(|group| (group, gap));
-            let exile = || self.shares.exile(groups, &gap, moves_left, now_ns);
+            let isolate = || self.shares.isolate_heaviest(groups, &gap, moves_left, now_ns);
             // Of two CPUs: the groups that leave the heavy one's CPU would fill the other one, and rest there.
-            let next =
-                if self.shares.is_pair() { exile().or_else(best) } else { best().or_else(exile) };
+            let next = if self.shares.is_pair() {
+                isolate().or_else(best)
+            } else {
+                best().or_else(isolate)
+            };
             let Some((group, gap)) = next else {
                 self.shares.settle(gap.busiest);
                 continue;
@@ -284,7 +287,7 @@ impl Balance {
             }
             percent = target_percent;
             let weight_ns = groups.assign(group, gap.least_busy, gap.cost_ns, now_ns);
-            self.shares.shift(&gap, weight_ns);
+            self.shares.apply_move(&gap, weight_ns);
             claim.moved();
             moves += 1;
         }

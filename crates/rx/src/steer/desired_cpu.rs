@@ -147,9 +147,9 @@ impl DesiredCpus {
         self.update();
     }
 
-    /// Takes note of a poll, and of what its source has left behind it.
-    pub(super) fn see_poll(&mut self, behind: PollStatus) {
-        self.balance.see_poll(self.polling_cpu, behind);
+    /// Takes note of a poll, and of the state of its source afterwards.
+    pub(super) fn note_poll(&mut self, status: PollStatus) {
+        self.balance.note_poll(self.polling_cpu, status);
     }
 
     /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.

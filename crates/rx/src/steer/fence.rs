@@ -112,9 +112,9 @@ impl Fence {
             self.tails.iter().any(|(at, _)| *at == cpu),
             "a line goes to a CPU whose backlog the fence watches"
         );
-        for (at, behind) in &mut self.tails {
+        for (at, last) in &mut self.tails {
             if *at == cpu {
-                *behind = tail;
+                *last = tail;
             }
         }
     }

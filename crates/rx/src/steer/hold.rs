@@ -32,7 +32,7 @@ pub(super) struct Hold {
     /// Moving slot.
     pub(super) slot: SlotId,
     /// Predecessors that its packets wait for.
-    pub(super) behind: HeldBehind,
+    pub(super) waits_for: Predecessors,
     /// Time at which the move began.
     pub(super) since_ns: u64,
     packets: HoldList,
@@ -43,7 +43,7 @@ pub(super) struct Hold {
 
 /// Predecessors that a hold waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum HeldBehind {
+pub(super) enum Predecessors {
     /// Packets in the backlog of a CPU, up to this position.
     Backlog(CpuId, Position),
     /// All packets in front of a fence.
@@ -111,7 +111,7 @@ impl Holds {
     pub(super) fn begin(
         &mut self,
         slot: SlotId,
-        behind: HeldBehind,
+        waits_for: Predecessors,
         now_ns: u64,
     ) -> Option<HoldId> {
         let id = match self.free_holds.pop() {
@@ -125,7 +125,7 @@ impl Holds {
         let (packets, listed_at) = (HoldList::EMPTY, self.active.len());
         debug_assert!(self.get(id).is_none(), "the id is of another hold");
         self.holds[usize::from(id.0)] =
-            Some(Hold { slot, behind, since_ns: now_ns, packets, len: 0, listed_at });
+            Some(Hold { slot, waits_for, since_ns: now_ns, packets, len: 0, listed_at });
         self.active.push(id);
         debug_assert!(self.active.len() <= HOLDS_MAX, "more holds than ids");
         Some(id)
@@ -226,10 +226,10 @@ impl Holds {
     }
 
     /// Records that the slot's last packet is at `tail` in the backlog of `cpu`.
-    pub(super) fn set_behind(&mut self, id: HoldId, cpu: CpuId, tail: Position) {
+    pub(super) fn set_waits_for(&mut self, id: HoldId, cpu: CpuId, tail: Position) {
         debug_assert!(self.get(id).is_some(), "an ended hold waits for nothing");
         if let Some(hold) = &mut self.holds[usize::from(id.0)] {
-            hold.behind = HeldBehind::Backlog(cpu, tail);
+            hold.waits_for = Predecessors::Backlog(cpu, tail);
         }
     }
 
@@ -318,7 +318,7 @@ mod tests {
     }
 
     fn begin(holds: &mut Holds, slot: u32) -> Option<HoldId> {
-        holds.begin(SlotId(slot), HeldBehind::Fence(FenceId::A), 0)
+        holds.begin(SlotId(slot), Predecessors::Fence(FenceId::A), 0)
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -42,7 +42,7 @@ pub struct Move {
     /// New CPU.
     pub to: CpuId,
     /// Origin of the desired CPU.
-    pub wish: SteerReason,
+    pub desired_by: SteerReason,
     /// Manner of the move: at once ([`SteerReason::Drained`]), or after packets were held
     /// ([`SteerReason::Held`]).
     pub steer_reason: SteerReason,

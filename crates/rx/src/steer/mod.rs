@@ -1,9 +1,9 @@
 //! Steer: the CPU of each packet, and the reason, such that no flow is ever reordered.
 //!
-//! A flow has a *desired* CPU, its wish: the CPU that its application runs on, else the one that
+//! A flow has a *desired* CPU: the one that its application runs on, else the one that
 //! its hash range is assigned to by load, else the RPS map's. It has a *current* CPU, recorded in
 //! its slot of the flow table with the position of the last packet in that CPU's backlog. If both
-//! agree, the packet follows. If not, one rule decides (RFS-6), whatever changed the wish: the
+//! agree, the packet follows. If not, one rule decides (RFS-6), whatever changed the desired CPU: the
 //! application, a mask, a CPU that stops, the load, or a collision:
 //!
 //! 1. **Drained**: the current CPU has processed the slot's last packet. The slot moves.
@@ -51,7 +51,7 @@ use flow_table::CurrentCpu;
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 use forebay_buf::Position;
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
-use hold::{HeldBehind, Holds};
+use hold::{Holds, Predecessors};
 pub use ids::{HoldId, SlotId};
 use journal::FlowWatch;
 pub(crate) use journal::Journal;
@@ -62,7 +62,7 @@ pub use spread::{
     FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadConfig, SpreadPolicy,
 };
 pub use state::{FlowPlace, FlowState, HeldPackets};
-use stay::SteerWait;
+use stay::Stay;
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
@@ -126,7 +126,7 @@ impl Steering {
             at.hold().is_none(),
             "the slot's packets are held: this one goes behind them"
         );
-        let (cpu, wish) = self.desired_cpus.of(hash, &self.tables.now.slots, slot);
+        let (cpu, desired_by) = self.desired_cpus.of(hash, &self.tables.now.slots, slot);
         let agreed = match at.current_cpu() {
             CurrentCpu::On(at) => at == cpu,
             CurrentCpu::None => true,
@@ -136,13 +136,13 @@ impl Steering {
             let slot = Some(slot);
             return Verdict::Forward(Target {
                 cpu,
-                steer_reason: wish,
-                wish,
+                steer_reason: desired_by,
+                desired_by,
                 slot,
                 head_old: None,
             });
         }
-        self.decide_move(hash, (cpu, wish), now_ns, backlogs)
+        self.decide_move(hash, (cpu, desired_by), now_ns, backlogs)
     }
 
     /// Records that a packet of `flow` was queued to the target's backlog, at `tail`.
@@ -168,10 +168,10 @@ impl Steering {
         }
         self.tables.now.slots.get_mut(slot).record(flow, target.cpu, tail);
         if target.steer_reason == SteerReason::Stay {
-            self.tables.now.waits[slot.index()].tail = tail;
+            self.tables.now.stays[slot.index()].tail = tail;
         }
         if let Some(hold) = at.hold() {
-            self.holds.set_behind(hold, target.cpu, tail);
+            self.holds.set_waits_for(hold, target.cpu, tail);
         }
         if !self.watches.is_empty() {
             self.see(flow, slot);
@@ -208,32 +208,38 @@ impl Steering {
         let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
             return Release::Wait;
         };
-        let (cpu, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        let (cpu, desired_by) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
         debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
         debug_assert!(
-            match hold.behind {
-                HeldBehind::Backlog(from, tail) => {
+            match hold.waits_for {
+                Predecessors::Backlog(from, tail) => {
                     let at = self.tables.get(hold.slot);
                     (at.cpu(), at.tail) == (Some(from), tail)
                 }
-                HeldBehind::Fence(_) => self.tables.get(hold.slot).cpu().is_none(),
+                Predecessors::Fence(_) => self.tables.get(hold.slot).cpu().is_none(),
             },
             "a hold waits for the last packet of its slot"
         );
         let forward = |steer_reason, head_old| {
-            Release::Forward(Target { cpu, steer_reason, wish, slot: Some(hold.slot), head_old })
+            Release::Forward(Target {
+                cpu,
+                steer_reason,
+                desired_by,
+                slot: Some(hold.slot),
+                head_old,
+            })
         };
-        match hold.behind {
+        match hold.waits_for {
             // The desired CPU is the old one again, or a part of the hold has already moved there:
             // the rest follows.
-            HeldBehind::Backlog(from, _) if from == cpu => forward(wish, None),
-            HeldBehind::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
+            Predecessors::Backlog(from, _) if from == cpu => forward(desired_by, None),
+            Predecessors::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
                 Depth::Drained(head) => forward(SteerReason::Held, Some(head)),
                 Depth::Near(_) | Depth::Far(_) => Release::Wait,
             },
             // The CPU of the predecessors is unknown until the fence is passed.
-            HeldBehind::Fence(fence) if self.fences.stands(fence) => Release::Wait,
-            HeldBehind::Fence(_) => forward(SteerReason::Held, None),
+            Predecessors::Fence(fence) if self.fences.stands(fence) => Release::Wait,
+            Predecessors::Fence(_) => forward(SteerReason::Held, None),
         }
     }
 
@@ -263,40 +269,40 @@ impl Steering {
     /// that is unknown, as behind a fence, or outside the map and without packets of this flow.
     fn stay_of(&self, id: HoldId) -> Option<Target> {
         let (hold, front) = (self.holds.get(id)?, self.holds.front(id)?);
-        let HeldBehind::Backlog(cpu, _) = hold.behind else { return None };
+        let Predecessors::Backlog(cpu, _) = hold.waits_for else { return None };
         if !self.may_stay(front.hash, hold.slot, cpu) {
             return None;
         }
-        let (_, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        let (_, desired_by) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
         let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
-        Some(Target { cpu, steer_reason, wish, slot, head_old })
+        Some(Target { cpu, steer_reason, desired_by, slot, head_old })
     }
 
     /// Takes the oldest packet of a hold whose move is given up, if it may stay on this CPU.
-    pub fn unhold_to_stay(&mut self, id: HoldId, cpu: CpuId) -> Option<Packet> {
+    pub fn pop_held_to_stay(&mut self, id: HoldId, cpu: CpuId) -> Option<Packet> {
         let slot = self.holds.get(id)?.slot;
         if !self.may_stay(self.holds.front(id)?.hash, slot, cpu) {
             return None;
         }
         let packet = self.holds.pop(id)?;
-        self.unheld(slot);
+        self.count_unholdable(slot);
         Some(packet)
     }
 
     /// Counts a packet that follows those of a hold whose move was given up. Returns false if it
     /// may not.
     #[must_use]
-    pub fn stay_unheld(&mut self, flow: FlowHash, target: Target) -> bool {
+    pub fn stay_unholdable(&mut self, flow: FlowHash, target: Target) -> bool {
         let Some(slot) = target.slot else { return false };
         let may_stay = self.may_stay(flow, slot, target.cpu);
         if may_stay {
-            self.unheld(slot);
+            self.count_unholdable(slot);
         }
         may_stay
     }
 
     /// Takes the oldest packet of a hold.
-    pub fn unhold(&mut self, id: HoldId) -> Option<Packet> {
+    pub fn pop_held(&mut self, id: HoldId) -> Option<Packet> {
         self.holds.pop(id)
     }
 
@@ -306,7 +312,7 @@ impl Steering {
         if self.holds.front(id).is_some() {
             return false;
         }
-        self.held_since(hold.since_ns, now_ns);
+        self.record_held(hold.since_ns, now_ns);
         debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
         self.tables.now.slots.get_mut(hold.slot).set_hold(None);
         self.holds.end(id);
@@ -340,7 +346,7 @@ impl Steering {
             let held_since_ns = fence.held_since_ns;
             self.fences.lift();
             self.tables.passed(&self.fences);
-            held_since_ns.into_iter().for_each(|since_ns| self.held_since(since_ns, now_ns));
+            held_since_ns.into_iter().for_each(|since_ns| self.record_held(since_ns, now_ns));
         }
         Release::Wait
     }
@@ -407,30 +413,34 @@ impl Steering {
     fn decide_move(
         &mut self,
         hash: FlowHash,
-        (wished, wish): (CpuId, SteerReason),
+        (desired_cpu, desired_by): (CpuId, SteerReason),
         now_ns: u64,
         backlogs: &mut Backlogs,
     ) -> Verdict {
         let slot = self.slot_of(hash);
         let at = self.tables.get(slot);
-        debug_assert_ne!(at.cpu(), Some(wished), "a slot on its desired CPU has no move to decide");
+        debug_assert_ne!(
+            at.cpu(),
+            Some(desired_cpu),
+            "a slot on its desired CPU has no move to decide"
+        );
         let forward = |cpu, steer_reason, head_old| {
-            Verdict::Forward(Target { cpu, steer_reason, wish, slot: Some(slot), head_old })
+            Verdict::Forward(Target { cpu, steer_reason, desired_by, slot: Some(slot), head_old })
         };
         let cpu = match at.current_cpu() {
             CurrentCpu::On(cpu) => cpu,
-            CurrentCpu::None => return forward(wished, wish, None),
+            CurrentCpu::None => return forward(desired_cpu, desired_by, None),
             CurrentCpu::BehindFence(fence) => {
-                let hold = self.begin_hold(slot, HeldBehind::Fence(fence), now_ns);
+                let hold = self.begin_hold(slot, Predecessors::Fence(fence), now_ns);
                 return hold.map_or(Verdict::Refuse, Verdict::Hold);
             }
         };
         let depth = backlogs.depth(cpu, at.tail, self.batch_max);
         match depth {
-            Depth::Drained(head) => return forward(wished, SteerReason::Drained, Some(head)),
+            Depth::Drained(head) => return forward(desired_cpu, SteerReason::Drained, Some(head)),
             Depth::Near(ahead) | Depth::Far(ahead) => {
-                let wait = self.wait_of(slot, at, hash);
-                self.tables.now.waits[slot.index()] = wait.begun(now_ns, ahead, at.tail);
+                let stay = self.stay_at(slot, at, hash);
+                self.tables.now.stays[slot.index()] = stay.begun(now_ns, ahead, at.tail);
             }
         }
         // Flows of one slot with different desired CPUs would begin a held move at every packet.
@@ -441,10 +451,10 @@ impl Steering {
             && !self.is_overdue(slot, now_ns)
             && backlogs.has_room(cpu)
         {
-            self.stay(slot);
+            self.count_stay(slot);
             return forward(cpu, SteerReason::Stay, None);
         }
-        if let Some(hold) = self.begin_hold(slot, HeldBehind::Backlog(cpu, at.tail), now_ns) {
+        if let Some(hold) = self.begin_hold(slot, Predecessors::Backlog(cpu, at.tail), now_ns) {
             return Verdict::Hold(hold);
         }
         // No more packets can be held. The packet stays in order behind its predecessors, and its
@@ -452,17 +462,17 @@ impl Steering {
         if !self.may_stay(hash, slot, cpu) {
             return Verdict::Refuse;
         }
-        self.unheld(slot);
+        self.count_unholdable(slot);
         forward(cpu, SteerReason::Stay, None)
     }
 
     /// Begins a hold for a slot; `None` if no further packet can be held.
-    fn begin_hold(&mut self, slot: SlotId, behind: HeldBehind, now_ns: u64) -> Option<HoldId> {
+    fn begin_hold(&mut self, slot: SlotId, waits_for: Predecessors, now_ns: u64) -> Option<HoldId> {
         if self.holds.room() == 0 {
             return None;
         }
         debug_assert!(self.tables.get(slot).hold().is_none(), "a slot has one hold at a time");
-        let hold = self.holds.begin(slot, behind, now_ns)?;
+        let hold = self.holds.begin(slot, waits_for, now_ns)?;
         self.tally.holds += 1;
         self.tables.now.slots.get_mut(slot).set_hold(Some(hold));
         Some(hold)
@@ -477,8 +487,8 @@ impl Steering {
     fn moved(&mut self, flow: FlowHash, (slot, from): (SlotId, CpuId), to: Target, now_ns: u64) {
         self.tally.moves += 1;
         let at = self.tables.get(slot);
-        let wait = self.wait_of(slot, at, flow);
-        self.tables.now.waits[slot.index()] = SteerWait::default();
+        let stay = self.stay_at(slot, at, flow);
+        self.tables.now.stays[slot.index()] = Stay::default();
         let hold = at.hold().and_then(|hold| self.holds.get(hold));
         debug_assert_ne!(from, to.cpu, "a slot that moves changes its CPU");
         debug_assert_eq!(
@@ -488,23 +498,23 @@ impl Steering {
         );
         let since = |since_ns| now_ns.saturating_sub(since_ns);
         let held_ns = hold.map_or(0, |hold| since(hold.since_ns));
-        let was_refused_before = wait.ahead > 0 || wait.packets > 0;
+        let was_refused_before = stay.ahead > 0 || stay.packets > 0;
         self.journal.moved(Move {
             at_ns: now_ns,
             flow,
             slot,
             from,
             to: to.cpu,
-            wish: to.wish,
+            desired_by: to.desired_by,
             steer_reason: to.steer_reason,
-            ahead: wait.ahead,
-            stayed: wait.packets,
-            waited_ns: if was_refused_before { since(wait.since_ns) } else { held_ns },
+            ahead: stay.ahead,
+            stayed: stay.packets,
+            waited_ns: if was_refused_before { since(stay.since_ns) } else { held_ns },
             held_ns,
         });
     }
 
-    fn held_since(&mut self, since_ns: u64, now_ns: u64) {
+    fn record_held(&mut self, since_ns: u64, now_ns: u64) {
         let held_ns = now_ns.saturating_sub(since_ns);
         self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
         self.held_ns.record(held_ns, 1);
@@ -571,9 +581,9 @@ impl Steering {
         self.tables.now.alike()
     }
 
-    /// Takes note of a poll, and of what its source has left behind it.
-    pub fn see_poll(&mut self, behind: PollStatus) {
-        self.desired_cpus.see_poll(behind);
+    /// Takes note of a poll, and of the state of its source afterwards.
+    pub fn note_poll(&mut self, status: PollStatus) {
+        self.desired_cpus.note_poll(status);
     }
 
     /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.

@@ -1,7 +1,8 @@
 //! The socket-flow table: the CPU of each flow's application (RFS-1, RFS-3).
 //!
 //! All queues and all applications share the table without locks or ordering, so a value may be
-//! stale. A stale value costs locality, never order: a wish moves a flow by the drain rule only.
+//! stale. A stale value costs locality, never order: a change of the desired CPU moves a flow by the
+//! drain rule only.
 //!
 //! Many flows share an entry, and anybody may send to an unconnected socket. An entry therefore has
 //! a *trust*: the number of times that returning flows must request the entry until its flow gives

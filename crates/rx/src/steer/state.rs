@@ -21,7 +21,7 @@ pub struct FlowState {
     /// True if the slot waits for the fence of a table that was replaced.
     pub is_fenced: bool,
     /// Desired CPU of the flow's next packet, and the reason.
-    pub wish: (CpuId, SteerReason),
+    pub desired: (CpuId, SteerReason),
     /// Number of packets that the CPU must still process up to the slot's last one.
     pub ahead: u32,
     /// Number of packets that stayed on a CPU that is not desired, and the time of the first;
@@ -63,7 +63,7 @@ pub struct FlowPlace {
     /// True if that CPU is in the map, so that any flow of the slot may follow.
     pub is_allowed: bool,
     /// Desired CPU of the flow's next packet.
-    pub wish: CpuId,
+    pub desired_cpu: CpuId,
     /// True if packets of the slot are held until it may move.
     pub is_held: bool,
     /// True if a fence has not been passed.
@@ -80,7 +80,7 @@ impl Steering {
             slot: flow.is_some().then_some(slot.0),
             cpu: at.cpu(),
             is_allowed: at.cpu().is_some_and(|cpu| self.desired_cpus.allows(cpu)),
-            wish: self.desired_cpus.of(flow, &self.tables.now.slots, slot).0,
+            desired_cpu: self.desired_cpus.of(flow, &self.tables.now.slots, slot).0,
             is_held: at.hold().is_some(),
             has_fence: self.fences.is_any(),
         }
@@ -88,7 +88,7 @@ impl Steering {
 
     /// Desired CPU of a flow's next packet, and the reason.
     #[must_use]
-    pub fn wish_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
+    pub fn desired_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
         self.desired_cpus.of(flow, &self.tables.now.slots, self.slot_of(flow))
     }
 
@@ -125,9 +125,9 @@ impl Steering {
         let moves = self.journal.moves();
         let moves = moves.filter(|moved| self.slot_of(moved.flow) == slot);
         let watch = self.watches.iter().find(|watch| watch.flow == flow);
-        let wish = self.desired_cpus.of(flow, &self.tables.now.slots, slot);
-        let wait = self.wait_of(slot, at, flow);
-        let stays = wait.packets > 0 && at.cpu().is_some_and(|cpu| cpu != wish.0);
+        let desired = self.desired_cpus.of(flow, &self.tables.now.slots, slot);
+        let stay = self.stay_at(slot, at, flow);
+        let stays = stay.packets > 0 && at.cpu().is_some_and(|cpu| cpu != desired.0);
         FlowState {
             slot: flow.is_some().then_some(slot.0),
             slots: self.tables.now.slots.len(),
@@ -136,9 +136,9 @@ impl Steering {
                 CurrentCpu::BehindFence(fence) => self.fences.stands(fence),
                 CurrentCpu::None | CurrentCpu::On(_) => false,
             },
-            wish,
+            desired,
             ahead: at.cpu().map_or(0, |cpu| backlogs.pending_now(cpu, at.tail)),
-            stayed: stays.then_some((wait.packets, wait.since_ns)),
+            stayed: stays.then_some((stay.packets, stay.since_ns)),
             held: at.hold().and_then(|id| self.held_by(id)),
             last_flow: at.last_flow,
             watched_since_ns: watch.map(|watch| watch.since_ns),

@@ -8,7 +8,7 @@
 use super::fence::Fences;
 use super::flow_table::{Fenced, FlowTable, RPS_FLOW_CNT, RPS_FLOW_CNT_MAX, Slot};
 use super::ids::{FenceId, SlotId};
-use super::stay::SteerWait;
+use super::stay::Stay;
 use crate::backlog::Backlogs;
 
 /// Maximum number of slots of the previous table that one slot takes its state from; if there are
@@ -34,13 +34,13 @@ const _: () = assert!(OLDER_SLOTS_MAX.is_power_of_two() && DEEPER_SLOTS_MAX.is_p
 pub struct FlowTables {
     pub(super) slots: FlowTable,
     /// Stay of each slot; accessed only while desired and current CPU differ.
-    pub(super) waits: Box<[SteerWait]>,
+    pub(super) stays: Box<[Stay]>,
     pub(super) has_rfs: bool,
 }
 
 impl FlowTables {
     /// Memory of a slot, in bytes.
-    pub const SLOT_BYTES: usize = size_of::<Slot>() + size_of::<SteerWait>();
+    pub const SLOT_BYTES: usize = size_of::<Slot>() + size_of::<Stay>();
 
     /// Creates tables of at least `rps_flow_cnt` slots, rounded up to a power of two (RFS-9). 0
     /// means a queue without RFS (RFS-10): [`RPS_FLOW_CNT`] slots, which keep flows in order.
@@ -49,8 +49,8 @@ impl FlowTables {
     pub fn new(rps_flow_cnt: u32) -> Self {
         let has_rfs = rps_flow_cnt > 0;
         let slots = FlowTable::new(if has_rfs { rps_flow_cnt } else { RPS_FLOW_CNT });
-        let waits = vec![SteerWait::default(); slots.len() + 1].into();
-        Self { slots, waits, has_rfs }
+        let stays = vec![Stay::default(); slots.len() + 1].into();
+        Self { slots, stays, has_rfs }
     }
 
     /// Creates empty tables of the same size.

@@ -14,7 +14,7 @@ pub struct Target {
     /// Reason.
     pub steer_reason: SteerReason,
     /// Reason of the desired CPU.
-    pub wish: SteerReason,
+    pub desired_by: SteerReason,
     /// Slot to record the packet in; `None` if a fence stands for it.
     pub slot: Option<SlotId>,
     /// If the slot moves with this packet: the head counter of the old backlog that allows the
@@ -26,7 +26,7 @@ impl Target {
     /// Target of a packet from a line.
     pub(super) fn of_line(cpu: CpuId) -> Self {
         let steer_reason = SteerReason::Held;
-        Self { cpu, steer_reason, wish: steer_reason, slot: None, head_old: None }
+        Self { cpu, steer_reason, desired_by: steer_reason, slot: None, head_old: None }
     }
 }
 
@@ -38,7 +38,7 @@ pub enum Verdict {
     Forward(Target),
     /// Hold the packet behind the others of its slot.
     Hold(HoldId),
-    /// Hold refused: the maximum number of holds is reached.
+    /// Neither: no more packets can be held, and it may not follow its predecessors.
     Refuse,
 }
 

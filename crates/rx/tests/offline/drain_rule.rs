@@ -135,7 +135,7 @@ struct Poller {
 
 impl Poller {
     /// Makes `cpu` the desired CPU of the flow from the next packet on.
-    fn wish(&mut self, cpu: CpuId) {
+    fn set_desired(&mut self, cpu: CpuId) {
         self.intake.set_rps_cpus([cpu], 0);
     }
 
@@ -254,25 +254,25 @@ fn check(
 /// The flow leaves CPU 1, comes back, and leaves again, a packet each time.
 fn there_and_back(poller: &mut Poller) {
     for cpu in [CPU_1, CPU_2, CPU_1, CPU_2] {
-        poller.wish(cpu);
+        poller.set_desired(cpu);
         poller.arrive(1);
     }
 }
 
 /// The flow leaves CPU 1 while that CPU has more packets queued than a batch takes.
 fn from_a_queue(poller: &mut Poller) {
-    poller.wish(CPU_1);
+    poller.set_desired(CPU_1);
     poller.arrive(2);
-    poller.wish(CPU_2);
+    poller.set_desired(CPU_2);
     poller.arrive(1);
     poller.arrive(1);
 }
 
 /// The flow leaves CPU 1 under another hash, so that only a fence keeps its order.
 fn through_a_fence(poller: &mut Poller) {
-    poller.wish(CPU_1);
+    poller.set_desired(CPU_1);
     poller.arrive(1);
-    poller.wish(CPU_2);
+    poller.set_desired(CPU_2);
     poller.intake.set_hasher(hasher(), 0);
     poller.hash = FLOW_REHASHED;
     poller.arrive(1);
@@ -281,10 +281,10 @@ fn through_a_fence(poller: &mut Poller) {
 
 /// The flow leaves CPU 1, whose backlog has just grown into a larger ring.
 fn from_a_ring_that_grew(poller: &mut Poller) {
-    poller.wish(CPU_1);
+    poller.set_desired(CPU_1);
     poller.arrive(1);
     poller.intake.set_netdev_max_backlog(RING_CAPACITY, 0);
-    poller.wish(CPU_2);
+    poller.set_desired(CPU_2);
     poller.arrive(1);
 }
 

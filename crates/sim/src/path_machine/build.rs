@@ -23,7 +23,7 @@ use crate::traffic::Traffic;
 const POOL_FRAMES: u32 = 4_096;
 
 /// Number of CPUs for whose backlogs one CPU's frames suffice. A frame that finds no memory is not
-/// steered, and liveness would judge a wish by packets that never arrived.
+/// steered, and liveness would judge a move by packets that never arrived.
 const CPUS_A_POOL: u16 = 4;
 
 pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {

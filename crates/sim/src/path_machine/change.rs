@@ -63,12 +63,12 @@ impl PathMachine {
     pub(super) fn follow_load(&mut self, poll: &Poll<'_>) {
         let intake = &mut self.queues[usize::from(poll.queue.0)].intake;
         let flows = poll.traffic.flows().iter().filter(|flow| flow.queue == poll.queue);
-        let wishes =
-            |intake: &Intake| flows.clone().map(|flow| intake.wish_of(flow.hash).0).collect();
-        let before: Option<Vec<CpuId>> = self.recording.as_ref().map(|_| wishes(intake));
+        let desired =
+            |intake: &Intake| flows.clone().map(|flow| intake.desired_of(flow.hash).0).collect();
+        let before: Option<Vec<CpuId>> = self.recording.as_ref().map(|_| desired(intake));
         intake.follow_load(poll.now.ns, poll.loads);
         let Some(before) = before else { return };
-        let after: Vec<CpuId> = wishes(intake);
+        let after: Vec<CpuId> = desired(intake);
         if before == after {
             return;
         }

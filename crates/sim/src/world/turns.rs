@@ -147,7 +147,7 @@ impl<M: SimMachine> World<M> {
         }
     }
 
-    /// Registers the wishes of flows whose packets came.
+    /// Registers the desired CPUs of flows whose packets came.
     fn watch(&mut self, queue: RxQueue, came: &[TurnBefore]) {
         let around = Circumstances {
             now_ns: self.now_ns,

@@ -321,7 +321,7 @@ fn rfs_6_explained_flow_follows_application() {
     assert!(answer.contains("no queue follows to CPU 1") && answer.ends_with("\nok\n"), "{answer}");
     live.told("set rps_cpus=3");
     while state()["cpu"] != 1 {}
-    assert_eq!(state()["wish"], serde_json::json!({ "because": "rfs", "cpu": 1 }));
+    assert_eq!(state()["desired"], serde_json::json!({ "because": "rfs", "cpu": 1 }));
     // The move happens once the paused CPU continues.
     assert_eq!(live.answer(&format!("pause 1\nrfs_desired {hash} 0\n")), "ok\nok\n");
     while state()["cpu"] != 0 && state()["held"].is_null() && state()["ahead"] == 0 {}
@@ -335,7 +335,7 @@ fn rfs_6_explained_flow_follows_application() {
     let told = &report["explain"][0];
     assert_eq!(told["hash"], hash.as_str());
     let moves = told["queues"][0]["moves"].as_array().unwrap();
-    assert!(moves.iter().any(|moved| moved["wish"] == "rfs" && moved["to"] == 1), "{told}");
+    assert!(moves.iter().any(|moved| moved["desired_by"] == "rfs" && moved["to"] == 1), "{told}");
     assert_eq!(told["queues"][0]["ahead"], 0, "all has been processed");
     assert_eq!(told["queues"][0]["sharers"], serde_json::json!([hash]));
 }
@@ -466,8 +466,8 @@ fn replay_reports_flow_cpus_with_reasons() {
     let report = dir.report(&args);
     let [told, other] = &report["explain"].as_array().unwrap()[..] else { panic!("{report}") };
     let queue = &told["queues"][0];
-    assert_eq!([&queue["cpu"], &queue["wish"]["cpu"], &queue["watched_since_ns"]], [1, 1, 0]);
-    assert_eq!(queue["wish"]["because"], "rps");
+    assert_eq!([&queue["cpu"], &queue["desired"]["cpu"], &queue["watched_since_ns"]], [1, 1, 0]);
+    assert_eq!(queue["desired"]["because"], "rps");
     let moved = &queue["moves"][0];
     assert_eq!([&moved["from"], &moved["to"]], [0, 1]);
     assert!(queue["sharers"].as_array().unwrap().contains(&told["hash"]), "{queue}");

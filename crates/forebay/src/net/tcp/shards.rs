@@ -21,7 +21,7 @@ use forebay_sys::hidden::Hidden;
 
 use super::super::neighbours::WayBack;
 use super::super::shared::{CpuIndex, NetState};
-use super::super::transmit::Clearings;
+use super::super::transmit::SendMark;
 use super::short::ShortOfMemory;
 use super::timers::TcpTimers;
 use super::wait::{StreamWatch, Watch};
@@ -86,7 +86,7 @@ pub(super) struct Shard {
     /// Number of sockets when `orphans` was last looked through.
     sockets: u32,
     /// Transmitter that gathered the last segments of this shard, and its mark of them.
-    gathered_by: Option<(CpuIndex, Clearings)>,
+    gathered_by: Option<(CpuIndex, SendMark)>,
 }
 
 /// Waiters to be told when it is dropped: also if a later segment panics.
@@ -475,7 +475,7 @@ impl NetState {
             if transmitter.take_held() | transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
-            shard.gathered_by = Some((by, transmitter.clearings()));
+            shard.gathered_by = Some((by, transmitter.mark()));
             gathered_by = Some(by);
         }
         drop(transmitter);

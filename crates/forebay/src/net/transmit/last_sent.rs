@@ -10,7 +10,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::shared::CpuIndex;
-use super::{Clearings, Transmitter};
+use super::{SendMark, Transmitter};
 
 /// Groups of flows, by their destinations. Threads that send to different ones seldom share a group.
 const GROUPS: usize = 8;
@@ -31,7 +31,7 @@ impl LastSent {
         transmitter: &Transmitter,
     ) -> bool {
         let last = &self.0[group_of(destination)];
-        let (before, now) = (last.load(Ordering::Acquire), packed(by, transmitter.clearings()));
+        let (before, now) = (last.load(Ordering::Acquire), packed(by, transmitter.mark()));
         let is_own = unpacked(before).is_none_or(|(of, _)| of == by);
         let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
         // Nobody changes the mark of now as long as the transmitter is locked.
@@ -55,7 +55,7 @@ impl LastSent {
                 _ => wanted,
             };
             let transmitter = transmitter_of(by);
-            let now = packed(by, transmitter.clearings());
+            let now = packed(by, transmitter.mark());
             // Whoever finds this mark waits for the lock, and so sees what is gathered. Nobody changes it as long
             // as the transmitter is locked.
             let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
@@ -67,14 +67,14 @@ impl LastSent {
 }
 
 /// Index and mark in one word. 0 stands for none: the index is stored as one more.
-fn packed(CpuIndex(by): CpuIndex, Clearings(mark): Clearings) -> u64 {
+fn packed(CpuIndex(by): CpuIndex, SendMark(mark): SendMark) -> u64 {
     let by = by as u64 + 1;
     mark << INDEX_BITS | by & ((1 << INDEX_BITS) - 1)
 }
 
-fn unpacked(word: u64) -> Option<(CpuIndex, Clearings)> {
+fn unpacked(word: u64) -> Option<(CpuIndex, SendMark)> {
     let by = usize::try_from(word & ((1 << INDEX_BITS) - 1)).ok()?.checked_sub(1)?;
-    Some((CpuIndex(by), Clearings(word >> INDEX_BITS)))
+    Some((CpuIndex(by), SendMark(word >> INDEX_BITS)))
 }
 
 fn group_of(destination: SocketAddr) -> usize {

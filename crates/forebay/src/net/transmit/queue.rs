@@ -32,9 +32,9 @@ struct DeviceSink {
     batch: Vec<Packet>,
 }
 
-/// Number of times that a transmitter had nothing left to send.
+/// Point in what a transmitter sends: the number of times that it had nothing left to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::net) struct Clearings(pub(super) u64);
+pub(in crate::net) struct SendMark(pub(super) u64);
 
 /// Outcome of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -120,23 +120,23 @@ impl Transmitter {
         self.pool.flush();
         self.paths[device].is_sending = false;
         if self.is_clear() {
-            self.clearings.0 += 1;
+            self.mark.0 += 1;
         }
     }
 
-    /// Mark of what is gathered so far, for [`has_sent`](Self::has_sent).
-    pub(in crate::net) fn clearings(&self) -> Clearings {
-        self.clearings
+    /// Mark of what has been gathered so far, for [`has_sent`](Self::has_sent).
+    pub(in crate::net) fn mark(&self) -> SendMark {
+        self.mark
     }
 
     /// True if there was nothing left to send at some time since this mark. Never becomes false again.
-    pub(in crate::net) fn has_cleared(&self, mark: Clearings) -> bool {
-        self.clearings != mark
+    pub(in crate::net) fn has_cleared(&self, mark: SendMark) -> bool {
+        self.mark != mark
     }
 
     /// True if everything is sent that had been gathered at this mark. May be false for a while longer.
-    pub(in crate::net) fn has_sent(&self, mark: Clearings) -> bool {
-        self.clearings != mark || self.is_clear()
+    pub(in crate::net) fn has_sent(&self, mark: SendMark) -> bool {
+        self.mark != mark || self.is_clear()
     }
 
     /// True if nothing is to be sent, and nothing is being sent.

@@ -192,11 +192,11 @@ fn tcp_36_nothing_gathered_counts_as_sent() {
     let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
     let mut rig = Rig::new(8, DeviceNeighbours::Own(learned));
     assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
-    let mark = rig.queue.transmitter().clearings();
+    let mark = rig.queue.transmitter().mark();
     assert!(!rig.queue.transmitter().has_sent(mark), "the solicitation is not sent yet");
     rig.flush();
     assert!(rig.queue.transmitter().has_sent(mark));
-    let mark = rig.queue.transmitter().clearings();
+    let mark = rig.queue.transmitter().mark();
     assert_eq!(rig.gather(200, 0).unwrap(), Gathered::Yes);
     assert!(rig.queue.transmitter().has_sent(mark), "no solicitation again so soon");
 }
@@ -301,7 +301,7 @@ fn tcp_36_sink_in_use_delays_nobody() {
     let on = identity();
     let gather = |len| gather(&mut queue.transmitter(), &on, len, 0).unwrap();
     gather(100);
-    let mark = queue.transmitter().clearings();
+    let mark = queue.transmitter().mark();
     thread::scope(|scope| {
         let user = scope.spawn(|| flush(&queue));
         gate.wait();

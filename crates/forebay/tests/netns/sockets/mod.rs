@@ -19,7 +19,6 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let trials = [
         exchange::TRIALS,
         calls::TRIALS,
-        moving::TRIALS,
         pressure::TRIALS,
         shared::TRIALS,
         end::TRIALS,
@@ -27,8 +26,12 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         groups::TRIALS,
     ]
     .concat();
-    let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));
-    trials.collect()
+    let inside = |missing: Option<String>| {
+        move |(name, test): Trial| trial_inside(name, missing.as_ref(), test)
+    };
+    let alone = missing.clone().or_else(moving::one_cpu);
+    let moving = moving::TRIALS.iter().copied().map(inside(alone));
+    trials.into_iter().map(inside(missing)).chain(moving).collect()
 }
 
 /// A test and its name.

@@ -27,6 +27,12 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("rfs_6_own_turns_keep_answers_ordered", || answered(Echo { batch_max: 1024, turns: 1 })),
 ];
 
+/// Reason why nothing can move here.
+pub(crate) fn one_cpu() -> Option<String> {
+    let cpus = sys::allowed_cpus().len();
+    (cpus < 2).then(|| format!("it takes two CPUs, and {cpus} may be used"))
+}
+
 const FLOWS: u32 = 16;
 
 /// Sends numbered datagrams of several flows until told to stop.
@@ -46,10 +52,6 @@ fn send(to: SocketAddr, until: Arc<AtomicBool>) -> JoinHandle<()> {
 
 fn follow() {
     let cpus = sys::allowed_cpus();
-    if cpus.len() < 2 {
-        eprintln!("there is one CPU only: nobody can move");
-        return;
-    }
     let (net, engine) = over_tap(&NetConfig::default());
     let socket = net.bind(format!("{OURS}:7")).unwrap();
     let running = Running::begin(engine);
@@ -110,10 +112,6 @@ pub(crate) fn flip_masks(
 fn fragments() {
     const DATAGRAMS: u32 = 5000;
     let cpus = sys::allowed_cpus();
-    if cpus.len() < 2 {
-        eprintln!("there is one CPU only: nothing can move");
-        return;
-    }
     let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
     let (net, engine) = over_tap_by(&config, &NetConfig::default());
     let socket = net.bind(format!("{OURS}:7")).unwrap();
@@ -157,10 +155,6 @@ struct Echo {
 fn answered(echo: Echo) {
     const IN_FLIGHT: u64 = 16;
     let cpus = sys::allowed_cpus();
-    if cpus.len() < 2 {
-        eprintln!("there is one CPU only: nothing can move");
-        return;
-    }
     let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
     let (net, engine) = over_tap_by(&config, &NetConfig::default());
     let control = engine.control();
@@ -213,11 +207,6 @@ fn echo_on_each_cpu(net: &Net, engine: NetEngine, echo: Echo) -> (Vec<UdpSocket>
 }
 
 fn spread() {
-    let cpus = sys::allowed_cpus();
-    if cpus.len() < 2 {
-        eprintln!("there is one CPU only: nothing can be spread");
-        return;
-    }
     let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
     let (net, engine) = over_tap_by(&config, &NetConfig::default());
     let (sockets, running) = echo_on_each_cpu(&net, engine, Echo { batch_max: 64, turns: 0 });

@@ -20,6 +20,7 @@ use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial_inside;
 
 use crate::parts::Part;
+use crate::sockets::moving::one_cpu;
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
@@ -30,7 +31,6 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         calls::TRIALS,
         news::TRIALS,
         rpc::TRIALS,
-        moving::TRIALS,
         addresses::TRIALS,
         sharing::TRIALS,
         many::TRIALS,
@@ -43,7 +43,9 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     };
     let no_flood = missing.clone().or_else(|| namespaces::missing(&["trafgen"]));
     let flooded = flooded::TRIALS.iter().copied().map(inside(no_flood));
-    trials.into_iter().map(inside(missing)).chain(flooded).collect()
+    let alone = missing.clone().or_else(one_cpu);
+    let moving = moving::TRIALS.iter().copied().map(inside(alone));
+    trials.into_iter().map(inside(missing)).chain(moving).chain(flooded).collect()
 }
 
 /// Parts of tests that run in processes of their own.

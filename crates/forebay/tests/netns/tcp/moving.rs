@@ -36,10 +36,6 @@ pub(crate) fn counter(net: &Net, name: &str) -> u64 {
 
 fn follow() {
     let cpus = sys::allowed_cpus();
-    if cpus.len() < 2 {
-        eprintln!("there is one CPU only: nobody can move");
-        return;
-    }
     let (net, engine) = over_tap(&NetConfig::default());
     let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();
     let running = Running::begin(engine);
@@ -79,10 +75,6 @@ fn follow() {
 
 fn flips() {
     let cpus = sys::allowed_cpus();
-    if cpus.len() < 2 {
-        eprintln!("there is one CPU only: nothing can move");
-        return;
-    }
     let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
     let (net, engine) = over_tap_by(&config, &NetConfig::default());
     let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();

@@ -7,30 +7,30 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::NS_PER_S;
 
-/// Minimum time after which the note of a queue that has written no other is dropped.
+/// Minimum time after which the record of a queue that has written no other is dropped.
 pub(super) const STALE_NS_MIN: u64 = 200_000_000;
 
 /// Planned loads of all queues. Only the queue that has claimed the board writes to it.
 #[derive(Debug)]
 pub struct BalanceBoard {
     is_claimed: AtomicBool,
-    /// Sums of all notes, by [`CpuId::index`](crate::CpuId::index).
+    /// Sums of all records, by [`CpuId::index`](crate::CpuId::index).
     sums: Box<[PlannedAtomic]>,
-    /// Notes, by queue.
-    notes: Box<[QueueNote]>,
-    /// Moves that are allowed now, in billionths.
-    allowance: AtomicU64,
+    /// Records, by queue.
+    records: Box<[QueueRecord]>,
+    /// Moves that are allowed now, in billionths of one: tokens of a bucket.
+    move_tokens: AtomicU64,
     /// Time up to which moves have been added to it.
     saved_until_ns: AtomicU64,
 }
 
 /// Loads of one queue.
 #[derive(Debug)]
-struct QueueNote {
+struct QueueRecord {
     /// Loads, by [`CpuId::index`](crate::CpuId::index).
     loads: Box<[PlannedAtomic]>,
-    /// Time of the note, or 0 if there is none.
-    noted_ns: AtomicU64,
+    /// Time of the record, or 0 if there is none.
+    recorded_ns: AtomicU64,
 }
 
 /// Load that is planned for a CPU, in ns of work a second.
@@ -79,12 +79,12 @@ impl BalanceBoard {
     #[must_use]
     pub fn new(queues: usize, cpus: usize) -> Self {
         let zeros = || (0..cpus).map(|_| PlannedAtomic::default()).collect();
-        let note = |_| QueueNote { loads: zeros(), noted_ns: AtomicU64::new(0) };
+        let record = |_| QueueRecord { loads: zeros(), recorded_ns: AtomicU64::new(0) };
         Self {
             is_claimed: AtomicBool::new(false),
             sums: zeros(),
-            notes: (0..queues).map(note).collect(),
-            allowance: AtomicU64::new(0),
+            records: (0..queues).map(record).collect(),
+            move_tokens: AtomicU64::new(0),
             saved_until_ns: AtomicU64::new(0),
         }
     }
@@ -106,41 +106,41 @@ impl BoardClaim<'_> {
     pub(super) fn others(&self, queue: usize, cpu: usize) -> Planned {
         let planned =
             |at: Option<&PlannedAtomic>| at.map_or(Planned::default(), PlannedAtomic::load);
-        let own = self.0.notes.get(queue).and_then(|note| note.loads.get(cpu));
+        let own = self.0.records.get(queue).and_then(|record| record.loads.get(cpu));
         planned(self.0.sums.get(cpu)).minus(planned(own))
     }
 
-    /// Replaces the note of a queue; `loads` by CPU.
-    pub(super) fn note(&self, queue: usize, loads: impl Iterator<Item = Planned>, now_ns: u64) {
-        let Some(note) = self.0.notes.get(queue) else { return };
-        note.noted_ns.store(now_ns.max(1), Ordering::Relaxed);
-        for ((own, sum), planned) in note.loads.iter().zip(&self.0.sums).zip(loads) {
+    /// Replaces the record of a queue; `loads` by CPU.
+    pub(super) fn record(&self, queue: usize, loads: impl Iterator<Item = Planned>, now_ns: u64) {
+        let Some(record) = self.0.records.get(queue) else { return };
+        record.recorded_ns.store(now_ns.max(1), Ordering::Relaxed);
+        for ((own, sum), planned) in record.loads.iter().zip(&self.0.sums).zip(loads) {
             let others = sum.load().minus(own.load());
             own.store(planned);
             sum.store(others.plus(planned));
         }
     }
 
-    /// Removes the notes of queues that are idle or no longer balance.
+    /// Removes the records of queues that are idle or no longer balance.
     pub(super) fn forget_stale(&self, now_ns: u64, stale_ns: u64) {
-        for (queue, note) in self.0.notes.iter().enumerate() {
-            let noted_ns = load(&note.noted_ns);
-            if noted_ns > 0 && now_ns.saturating_sub(noted_ns) > stale_ns {
-                self.note(queue, std::iter::repeat(Planned::default()), now_ns);
-                note.noted_ns.store(0, Ordering::Relaxed);
+        for (queue, record) in self.0.records.iter().enumerate() {
+            let recorded_ns = load(&record.recorded_ns);
+            if recorded_ns > 0 && now_ns.saturating_sub(recorded_ns) > stale_ns {
+                self.record(queue, std::iter::repeat(Planned::default()), now_ns);
+                record.recorded_ns.store(0, Ordering::Relaxed);
             }
         }
     }
 
     /// Adds the moves of the time that has passed, at most `saved_max_ns` of it, to those allowed now.
-    pub(super) fn save_up(&self, now_ns: u64, moves_per_second: u32, saved_max_ns: u64) {
+    pub(super) fn add_moves(&self, now_ns: u64, moves_per_second: u32, saved_max_ns: u64) {
         let rate = u64::from(moves_per_second);
         let until_ns = self.0.saved_until_ns.fetch_max(now_ns, Ordering::Relaxed);
         let saved = rate.saturating_mul(now_ns.saturating_sub(until_ns));
         let move_min = if rate == 0 { 0 } else { NS_PER_S };
         let saved_max = (rate.saturating_mul(saved_max_ns)).max(move_min);
-        let allowance = load(&self.0.allowance).saturating_add(saved).min(saved_max);
-        self.0.allowance.store(allowance, Ordering::Relaxed);
+        let tokens = load(&self.0.move_tokens).saturating_add(saved).min(saved_max);
+        self.0.move_tokens.store(tokens, Ordering::Relaxed);
     }
 
     /// True if a move is allowed now.
@@ -150,13 +150,13 @@ impl BoardClaim<'_> {
 
     /// Number of moves that are allowed now.
     pub(super) fn moves_left(&self) -> u64 {
-        load(&self.0.allowance) / NS_PER_S
+        load(&self.0.move_tokens) / NS_PER_S
     }
 
     /// Counts a move.
     pub(super) fn moved(&self) {
-        let left = load(&self.0.allowance).saturating_sub(NS_PER_S);
-        self.0.allowance.store(left, Ordering::Relaxed);
+        let left = load(&self.0.move_tokens).saturating_sub(NS_PER_S);
+        self.0.move_tokens.store(left, Ordering::Relaxed);
     }
 }
 

@@ -44,11 +44,11 @@ pub(in super::super) struct Groups {
     /// Number of windows that the weight averages.
     averaged: Box<[u8]>,
     /// CPU by the RPS map.
-    homes: Box<[u16]>,
+    mapped_cpus: Box<[u16]>,
     /// CPU that the group is assigned to instead, or [`NO_CPU`].
     assigned: Box<[u16]>,
-    /// True if a boundary of the RPS map is inside the group. At its home, such a group is assigned to it: otherwise, the
-    /// map would send a part of its flows elsewhere.
+    /// True if a boundary of the RPS map is inside the group. Where the map has it, such a group is
+    /// assigned as well: otherwise, the map would send a part of its flows elsewhere.
     straddles: Box<[bool]>,
     /// Time of the last move, in ms, or 0.
     moved_ms: Box<[u64]>,
@@ -85,7 +85,7 @@ impl Groups {
             fresh: vec![0; count].into(),
             weights: vec![Weight::default(); count].into(),
             averaged: vec![0; count].into(),
-            homes: vec![NO_CPU; count].into(),
+            mapped_cpus: vec![NO_CPU; count].into(),
             assigned: vec![NO_CPU; count].into(),
             straddles: vec![false; count].into(),
             moved_ms: vec![0; count].into(),
@@ -106,16 +106,16 @@ impl Groups {
     /// Takes groups away from CPUs that are not in the map. Groups that this moves rest.
     pub(super) fn set_map(&mut self, map: &RpsMap, now_ns: u64) {
         let (shift, half, last) = (self.shift, 1 << (self.shift - 1), (1 << self.shift) - 1);
-        for (index, group) in (0..self.homes.len()).zip(0_u32..) {
+        for (index, group) in (0..self.mapped_cpus.len()).zip(0_u32..) {
             let first = group << shift;
             let [first, middle, last] =
                 [first, first | half, first | last].map(|hash| map.select(FlowHash(hash)));
-            let (before, was_home) = (self.cpu_at(index), self.homes[index]);
-            self.homes[index] = middle.map_or(NO_CPU, |cpu| cpu.0);
+            let (before, mapped_before) = (self.cpu_at(index), self.mapped_cpus[index]);
+            self.mapped_cpus[index] = middle.map_or(NO_CPU, |cpu| cpu.0);
             self.straddles[index] = first != last;
             let assigned = self.assigned[index];
-            let stays = assigned != was_home && map.contains(CpuId(assigned));
-            self.assign_to(index, if stays { assigned } else { self.homes[index] });
+            let stays = assigned != mapped_before && map.contains(CpuId(assigned));
+            self.assign_to(index, if stays { assigned } else { self.mapped_cpus[index] });
             if self.cpu_at(index) != before && now_ns > 0 {
                 self.moved_ms[index] = ms_after(now_ns);
             }
@@ -124,7 +124,7 @@ impl Groups {
 
     /// Sets the CPU of a group.
     fn assign_to(&mut self, group: usize, cpu: u16) {
-        let is_by_map = self.homes[group] == cpu && !self.straddles[group];
+        let is_by_map = self.mapped_cpus[group] == cpu && !self.straddles[group];
         self.assigned[group] = if is_by_map { NO_CPU } else { cpu };
     }
 
@@ -157,7 +157,7 @@ impl Groups {
     /// CPU of a group, assigned or by the map.
     fn cpu_at(&self, group: usize) -> u16 {
         match self.assigned[group] {
-            NO_CPU => self.homes[group],
+            NO_CPU => self.mapped_cpus[group],
             assigned => assigned,
         }
     }

@@ -242,7 +242,7 @@ impl Shares {
     /// Light groups of other queues leave afterwards: those queues see the CPU become the busiest. All other load of
     /// theirs counts as work that cannot be moved: heavy groups of two queues would chase each other from CPU to CPU.
     /// `moves_left` is the number of moves that the round may still make.
-    pub(super) fn exile(
+    pub(super) fn isolate_heaviest(
         &self,
         groups: &Groups,
         gap: &Gap,
@@ -290,7 +290,7 @@ impl Shares {
 
     /// Accounts for the move of this much work, in ns a second, across the gap. What leaves for it is expected where the most
     /// room is then.
-    pub(super) fn shift(&mut self, gap: &Gap, weight_ns: u64) {
+    pub(super) fn apply_move(&mut self, gap: &Gap, weight_ns: u64) {
         let from = &mut self.cpus[gap.busiest.index()];
         from.load_ns = from.load_ns.saturating_sub(weight_ns) + gap.leaving_ns;
         from.own_ns = from.own_ns.saturating_sub(weight_ns);

@@ -158,9 +158,9 @@ fn rps_b1_ranges_leave_starved_cpu() {
     let sources: Vec<_> = hashes.map(|hash| Source { hash, packets }).collect();
     let on_first =
         |bench: &Bench| sources.iter().filter(|it| bench.cpu_of(**it) == CpuId(0)).count();
-    let windows = |bench: &mut Bench, count, behind| {
+    let windows = |bench: &mut Bench, count, status| {
         for _ in 0..count {
-            bench.balances[0].see_poll(CpuId(0), behind);
+            bench.balances[0].note_poll(CpuId(0), status);
             bench.window(&sources);
         }
     };
@@ -170,7 +170,7 @@ fn rps_b1_ranges_leave_starved_cpu() {
     windows(&mut bench, 20, Drained);
     assert_eq!(on_first(&bench), by_map, "polls keep up");
     windows(&mut bench, 1, MorePending);
-    bench.balances[0].see_poll(CpuId(0), Drained);
+    bench.balances[0].note_poll(CpuId(0), Drained);
     windows(&mut bench, 1, MorePending);
     assert_eq!(on_first(&bench), by_map, "a poll in the last window emptied the queue");
     // Two windows to be sure, and one to ask again.
@@ -214,7 +214,7 @@ fn rps_b1_overload_of_all_moves_nothing() {
     let sources = even_load_of_four();
     let mut bench = Bench::new(4, 0);
     for _ in 0..50 {
-        bench.balances[0].see_poll(CpuId(0), MorePending);
+        bench.balances[0].note_poll(CpuId(0), MorePending);
         let (_, round) = bench.window(&sources);
         assert!(round.is_none_or(|round| round.moves == 0), "{round:?}");
     }
@@ -286,7 +286,7 @@ fn rps_b4_lost_frames_count_in_swap() {
         bench.loads[1].packets += u64::from(packets(35));
         bench.loads[1].delivering_ns += fixed_ns;
         bench.loads[1].busy_ns += fixed_ns;
-        bench.balances[0].see_poll(CpuId(0), MorePending);
+        bench.balances[0].note_poll(CpuId(0), MorePending);
         bench.window(&[elephant]);
         assert_eq!(bench.cpu_of(elephant), CpuId(0));
     }

@@ -8,9 +8,9 @@
 use crate::arrive::PollStatus;
 use crate::cpu::CpuId;
 
-/// Part of the work that is expected no more after a window in which polls keep up. The work besides delivery that is
-/// measured then rises by the same part.
-const LEFT_OFF: u64 = 4;
+/// Part of the work that is forgotten after a window in which polls keep up: one in this many. The
+/// work besides delivery that is measured then rises by the same part.
+const FORGET_DIVISOR: u64 = 4;
 
 /// Unpolled work of one queue.
 #[derive(Debug, Default)]
@@ -28,12 +28,12 @@ pub(super) struct Unpolled {
 }
 
 impl Unpolled {
-    /// Takes note of a poll by this CPU, and of what its source has left behind it.
-    pub(super) fn see_poll(&mut self, cpu: CpuId, behind: PollStatus) {
+    /// Takes note of a poll by this CPU, and of the state of its source afterwards.
+    pub(super) fn note_poll(&mut self, cpu: CpuId, status: PollStatus) {
         if self.cpu.replace(cpu) != Some(cpu) {
             self.begin();
         }
-        let is_drained = behind == PollStatus::Drained;
+        let is_drained = status == PollStatus::Drained;
         self.left_frames |= !is_drained;
         self.has_kept_up |= is_drained;
     }
@@ -56,7 +56,7 @@ impl Unpolled {
         let has_kept_up = std::mem::take(&mut self.has_kept_up);
         let missing_ns = missing_ns.filter(|_| left_frames && !has_kept_up);
         let before_ns = std::mem::replace(&mut self.missing_before_ns, missing_ns);
-        self.work_ns -= self.work_ns / LEFT_OFF;
+        self.work_ns -= self.work_ns / FORGET_DIVISOR;
         if let (Some(before_ns), Some(missing_ns)) = (before_ns, missing_ns) {
             self.work_ns = self.work_ns.max(before_ns.min(missing_ns));
         }
@@ -73,8 +73,8 @@ mod tests {
     #[test]
     fn rps_b1_queued_work_is_awaited() {
         let mut unpolled = Unpolled::default();
-        let mut window = |behind, missing_ns| {
-            unpolled.see_poll(CpuId(0), behind);
+        let mut window = |status, missing_ns| {
+            unpolled.note_poll(CpuId(0), status);
             unpolled.end_window(missing_ns)
         };
         assert_eq!(window(MorePending, Some(400)), 0, "a window may be chance");

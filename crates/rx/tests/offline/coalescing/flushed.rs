@@ -91,7 +91,7 @@ fn poll_status_decides_hold_time() {
         (PollStatus::MorePending, 0, Timeout, HELD_NS_MAX),
         (PollStatus::MorePending, TIMEOUT_NS, Timeout, TIMEOUT_NS),
     ];
-    for (behind, gro_flush_timeout_ns, reason, held_ns) in cases {
+    for (status, gro_flush_timeout_ns, reason, held_ns) in cases {
         let mut rig =
             Rig::new(CoalesceConfig { gro_flush_timeout_ns, ..CoalesceConfig::default() });
         let since_ns = rig.now_ns;
@@ -102,13 +102,13 @@ fn poll_status_decides_hold_time() {
             rig.now_ns = since_ns + just_before_ns;
             // The time runs from the first segment.
             rig.feed(&[tcp().nth(1).wire()]);
-            rig.end_poll(behind);
-            assert_eq!((rig.coalescer.held(), rig.out.len()), (1, 0), "{behind:?}");
+            rig.end_poll(status);
+            assert_eq!((rig.coalescer.held(), rig.out.len()), (1, 0), "{status:?}");
         }
         rig.now_ns = since_ns + held_ns;
-        rig.end_poll(behind);
-        assert_eq!((rig.coalescer.held(), rig.out.len()), (0, 1), "{behind:?}");
-        assert_eq!(rig.verdicts().1, [(reason, 1)], "{behind:?}, {gro_flush_timeout_ns}");
+        rig.end_poll(status);
+        assert_eq!((rig.coalescer.held(), rig.out.len()), (0, 1), "{status:?}");
+        assert_eq!(rig.verdicts().1, [(reason, 1)], "{status:?}, {gro_flush_timeout_ns}");
     }
 }
 

@@ -227,7 +227,7 @@ enum Step {
     Change(CoalesceConfig),
 }
 
-fn behind() -> impl Strategy<Value = PollStatus> {
+fn status() -> impl Strategy<Value = PollStatus> {
     prop_oneof![6 => Just(PollStatus::MorePending), 3 => Just(PollStatus::Drained), 1 => Just(PollStatus::Last)]
 }
 
@@ -253,7 +253,7 @@ fn steps(modes: bool) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         20 => run().prop_map(|(flow, fates)| Step::Run(flow, fates)),
         1 => vec(any::<u8>(), 0..100).prop_map(Step::Junk),
-        4 => (behind(), 0u64..1_500_000).prop_map(|(behind, ns)| Step::EndPoll(behind, ns)),
+        4 => (status(), 0u64..1_500_000).prop_map(|(status, ns)| Step::EndPoll(status, ns)),
         1 => config(modes).prop_map(Step::Change),
     ];
     vec(step, 0..if cfg!(miri) { 8 } else { 80 })
@@ -270,9 +270,9 @@ fn played(first: CoalesceConfig, is_summed: bool, steps: &[Step]) -> Rig {
                 rig.feed(&wires.collect::<Vec<_>>());
             }
             Step::Junk(bytes) => rig.feed(&[by_device(Wire::new(bytes.clone(), Link::Ethernet))]),
-            Step::EndPoll(behind, ns) => {
+            Step::EndPoll(status, ns) => {
                 rig.now_ns += ns;
-                rig.end_poll(*behind);
+                rig.end_poll(*status);
             }
             Step::Change(config) => rig.coalescer.set_config(*config, &mut rig.out),
         }

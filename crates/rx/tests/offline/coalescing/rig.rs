@@ -152,8 +152,8 @@ impl Rig {
         assert!(packets.is_empty(), "a poll is taken in whole");
     }
 
-    pub(crate) fn end_poll(&mut self, behind: PollStatus) {
-        self.coalescer.end_poll(behind, self.now_ns, &mut self.out);
+    pub(crate) fn end_poll(&mut self, status: PollStatus) {
+        self.coalescer.end_poll(status, self.now_ns, &mut self.out);
     }
 
     /// Packets that come out of one poll, after which the queue is empty.

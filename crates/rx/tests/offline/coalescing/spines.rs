@@ -104,13 +104,13 @@ impl World {
         world
     }
 
-    fn arrive(&mut self, wires: &[Wire], behind: PollStatus) {
+    fn arrive(&mut self, wires: &[Wire], poll_status: PollStatus) {
         let packets = wires.iter().map(|wire| {
             let arrival = Arrival::of_frame(self.sent.len() as u64);
             self.sent.push(wire.bytes.clone());
             received(wire, arrival, &mut self.pool)
         });
-        let mut burst = Burst { packets: packets.collect(), behind, ..Burst::default() };
+        let mut burst = Burst { packets: packets.collect(), poll_status, ..Burst::default() };
         self.now_ns += 1;
         self.intake.observe();
         let now_ns = self.now_ns;
@@ -188,9 +188,9 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let behind = prop_oneof![Just(PollStatus::MorePending), Just(PollStatus::Drained)];
+    let poll_status = prop_oneof![Just(PollStatus::MorePending), Just(PollStatus::Drained)];
     prop_oneof![
-        8 => (vec(run(), 0..4), behind).prop_map(|(runs, behind)| Step::Arrive(runs, behind)),
+        8 => (vec(run(), 0..4), poll_status).prop_map(|(runs, poll_status)| Step::Arrive(runs, poll_status)),
         6 => (0..CPUS, 1usize..40).prop_map(|(cpu, budget)| Step::Deliver(cpu, budget)),
         2 => (0u8..16).prop_map(Step::Mask),
         1 => any::<u8>().prop_map(Step::Rekey),
@@ -213,10 +213,10 @@ proptest! {
         let mut traffic = Traffic::new();
         for step in &steps {
             match step {
-                Step::Arrive(runs, behind) => {
+                Step::Arrive(runs, poll_status) => {
                     let all = runs.iter().flat_map(|(flow, fates)| fates.iter().map(|fate| (*flow, fate)));
                     let wires: Vec<_> = all.map(|(flow, fate)| traffic.next(flow, fate)).collect();
-                    world.arrive(&wires, *behind);
+                    world.arrive(&wires, *poll_status);
                 }
                 Step::Deliver(cpu, budget) => world.deliver(*cpu, *budget),
                 Step::Mask(mask) => world.set_mask(*mask),

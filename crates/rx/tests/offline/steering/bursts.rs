@@ -67,7 +67,7 @@ fn rps_c2_full_burst_fills_the_request() {
 }
 
 /// Ranges that leave the polling CPU in ten windows, in which it is always busy. Each window has a turn for every one of
-/// `turns`: its number of packets, and the state of the source behind them.
+/// `turns`: its number of packets, and the state of the source after them.
 fn ranges_leaving(turns: &[(usize, PollStatus)]) -> u64 {
     let mut world = World::new(Settings { rps_flow_cnt: 4096, ..Settings::default() });
     let config = BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
@@ -75,9 +75,9 @@ fn ranges_leaving(turns: &[(usize, PollStatus)]) -> u64 {
     let mut loads = vec![CpuLoad::default(); CPUS.into()];
     let window_ns = u64::from(config.window_us) * 1_000;
     for _ in 0..10 {
-        for &(len, behind) in turns {
+        for &(len, poll_status) in turns {
             let packets = (0..len).map(|_| world.packet_of(FLOWS[0])).collect();
-            world.turn(Burst { packets, behind, ..Burst::default() });
+            world.turn(Burst { packets, poll_status, ..Burst::default() });
             (0..4).for_each(|cpu| _ = world.deliver(cpu, len));
         }
         world.now_ns += window_ns;

@@ -17,14 +17,14 @@ fn explanation_has_wait_and_move() {
     world.arrive(&[FLOW; 5]);
     let state = world.intake.state_of(HASH);
     assert_eq!((state.slot, state.slots), (Some(0), 4));
-    assert_eq!((state.cpu, state.wish, state.stayed), (Some(CpuId(1)), (CpuId(1), Rps), None));
+    assert_eq!((state.cpu, state.desired, state.stayed), (Some(CpuId(1)), (CpuId(1), Rps), None));
 
     world.set_mask(ON_CPU_2);
     world.arrive(&[FLOW; 2]);
     let refused_ns = world.now_ns;
     world.idle_turn();
     let state = world.intake.state_of(HASH);
-    assert_eq!((state.cpu, state.wish), (Some(CpuId(1)), (CpuId(2), Rps)));
+    assert_eq!((state.cpu, state.desired), (Some(CpuId(1)), (CpuId(2), Rps)));
     assert_eq!((state.ahead, state.stayed, state.held), (7, Some((2, refused_ns)), None));
 
     world.deliver(1, 5);
@@ -34,8 +34,8 @@ fn explanation_has_wait_and_move() {
     assert_eq!(world.intake.state_of(HASH).held, held, "near: held at once");
     world.settle();
     let [moved] = world.intake.state_of(HASH).moves[..] else { panic!("it moved once") };
-    assert_eq!((moved.from, moved.to, moved.wish), (CpuId(1), CpuId(2), Rps));
-    assert_eq!((moved.ahead, moved.stayed), (5, 2), "as it was when the wish was first refused");
+    assert_eq!((moved.from, moved.to, moved.desired_by), (CpuId(1), CpuId(2), Rps));
+    assert_eq!((moved.ahead, moved.stayed), (5, 2), "as it was when the move was first refused");
     assert_eq!(moved.waited_ns, moved.at_ns - refused_ns);
     assert_eq!(moved.held_ns, moved.at_ns - held_ns);
     assert_eq!(world.intake.state_of(HASH).stayed, None);
@@ -77,7 +77,7 @@ fn explanation_has_target_of_hold() {
     world.application(FLOW, 2);
     world.arrive(&[FLOW, NEIGHBOUR]);
     let state = world.intake.state_of(FlowHash(NEIGHBOUR.hash));
-    assert_eq!((state.wish.0, state.held.map(|held| held.to)), (CpuId(3), Some(CpuId(2))));
+    assert_eq!((state.desired.0, state.held.map(|held| held.to)), (CpuId(3), Some(CpuId(2))));
     world.deliver(1, 1);
     world.idle_turn();
     assert_eq!((world.queued_on(2), world.queued_on(3)), (2, 0));

@@ -247,8 +247,11 @@ fn check_notes(world: &World) {
         let epoch = &world.epochs[seen.note.epoch as usize];
         if world.arrived_in(seen.note.arrival).table != epoch.table {
             // A packet of the line: it was held when the table was replaced.
-            let Note { steer_reason, head_old, behind, .. } = seen.note;
-            assert_eq!((steer_reason, head_old, behind), (SteerReason::Held, None, FlowHash::NONE));
+            let Note { steer_reason, head_old, previous_flow, .. } = seen.note;
+            assert_eq!(
+                (steer_reason, head_old, previous_flow),
+                (SteerReason::Held, None, FlowHash::NONE)
+            );
             continue;
         }
         let slot = (epoch.table, epoch.slot(seen.hash));
@@ -267,7 +270,7 @@ fn check_target(world: &World, seen: &Seen) {
             epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling
         }
         // No flow goes to a CPU outside the map because another flow of its slot is there.
-        SteerReason::Stay => epoch.is_allowed(seen.cpu) || seen.note.behind == seen.hash,
+        SteerReason::Stay => epoch.is_allowed(seen.cpu) || seen.note.previous_flow == seen.hash,
     };
     assert!(may_be, "{seen:?} under {epoch:?}");
 }
@@ -291,7 +294,7 @@ impl InSlot {
                 && note.arrival.is_after(lost.arrival)
         });
         let lost = between.next_back();
-        assert_eq!(note.behind, lost.map_or(last.hash, |lost| lost.hash), "{seen:?}");
+        assert_eq!(note.previous_flow, lost.map_or(last.hash, |lost| lost.hash), "{seen:?}");
         if let Some(lost) = lost {
             assert!(lost.cpu == seen.cpu || lost.lost_ns < note.enqueued_ns, "rfs_6: {seen:?}");
         } else if last.cpu != seen.cpu {

@@ -307,7 +307,7 @@ fn notes_stay_with_their_packets() {
     }
     world.settle();
     world.check();
-    let ways: Vec<_> = world.journal.seen.iter().map(|seen| seen.note.behind).collect();
+    let ways: Vec<_> = world.journal.seen.iter().map(|seen| seen.note.previous_flow).collect();
     assert_eq!(ways.len(), 96);
     world.journal.check_positions();
 }

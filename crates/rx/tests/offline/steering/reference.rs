@@ -19,7 +19,7 @@ fn move_reports_wait_and_duration() {
     let refused_ns = world.now_ns;
     let state = world.intake.state_of(world.hash_of(FLOW));
     assert_eq!((state.slot, state.slots, state.is_fenced), (Some(0), 4, false));
-    assert_eq!((state.cpu, state.wish), (Some(CpuId(1)), (CpuId(2), Rps)));
+    assert_eq!((state.cpu, state.desired), (Some(CpuId(1)), (CpuId(2), Rps)));
     assert_eq!((state.ahead, state.held, state.last_flow), (7, None, FlowHash(FLOW.hash)));
     assert_eq!(state.moves, []);
 
@@ -44,7 +44,7 @@ fn move_reports_wait_and_duration() {
         slot: state.moves[0].slot,
         from: CpuId(1),
         to: CpuId(2),
-        wish: Rps,
+        desired_by: Rps,
         steer_reason: Held,
         ahead: 6,
         stayed: 4,

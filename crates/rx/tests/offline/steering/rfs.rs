@@ -127,11 +127,11 @@ fn mask_overrides_application() {
     let mut under = |mask| {
         world.set_mask(mask);
         world.arrive(&[FLOW]);
-        let wish = world.intake.state_of(world.hash_of(FLOW)).wish;
+        let desired = world.intake.state_of(world.hash_of(FLOW)).desired;
         world.settle();
         world.check();
-        assert_eq!(world.journal.seen.last().unwrap().cpu, wish.0);
-        (wish.0.0, wish.1)
+        assert_eq!(world.journal.seen.last().unwrap().cpu, desired.0);
+        (desired.0.0, desired.1)
     };
     let desired_cpus = [0b1100, 0b1010, 0, 0b1000].map(&mut under);
     assert_eq!(desired_cpus, [(2, Rps), (1, Rfs), (1, Rfs), (3, Rps)]);

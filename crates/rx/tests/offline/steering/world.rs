@@ -357,7 +357,7 @@ pub(crate) fn offer(
         steer_reason,
         position,
         head_old: None,
-        behind: FlowHash::NONE,
+        previous_flow: FlowHash::NONE,
     };
     backlogs.enqueue(cpu, packet, note).map(|_| ())
 }

@@ -1,5 +1,5 @@
-//! Right of one process to run an engine that several have a copy of, since they were forked; the order of such
-//! engines, and the slots of the processes that run one.
+//! Lock of an engine that several processes have a copy of, since they were forked: the one that has it runs the
+//! engine. Also the order of such engines, and the slots of the processes that run one.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -41,7 +41,7 @@ const COPIES_AT: u32 = 1 << 20;
 /// An engine's number, in a file that all copies of all engines share. The process that has the byte of this
 /// number locked is the one that runs the engine, or has run it: another byte says that the state of the
 /// copies is old.
-pub(crate) struct Claim {
+pub(crate) struct EngineLock {
     file: Arc<Hidden>,
     words: &'static [AtomicU32; WORDS],
     number: u32,
@@ -49,15 +49,15 @@ pub(crate) struct Claim {
     slots: Arc<Hidden>,
     shares: Arc<Shares>,
     mailbox: Arc<Mailbox>,
-    /// Taken while slots are cleared: the locks of files exclude processes, not threads. A child has an engine, and so a
-    /// claim, of its own.
+    /// Taken while slots are cleared: the locks of files exclude processes, not threads. A child has an engine, and so
+    /// a lock, of its own.
     evicting: Mutex<()>,
 }
 
-impl Claim {
-    /// Claim to the first engine.
+impl EngineLock {
+    /// Lock of the first engine.
     pub(crate) fn new() -> io::Result<Self> {
-        let (file, slots) = (memory_file("forebay-claim")?, memory_file("forebay-shares")?);
+        let (file, slots) = (memory_file("forebay-lock")?, memory_file("forebay-shares")?);
         let words = abi::shared_words(file.as_fd())?;
         let shares = Arc::new(Shares::new(SharedTable::new(slots.as_fd())?));
         let (slots, mailbox) = (Arc::new(slots), Arc::new(Mailbox::new()?));
@@ -65,7 +65,7 @@ impl Claim {
         Ok(Self { file, words, number: 0, slots, shares, mailbox, evicting })
     }
 
-    /// Claim to another engine, for another process.
+    /// Lock of another engine, for another process.
     pub(crate) fn next(&self) -> Self {
         let number = self.words[LAST].fetch_add(1, Ordering::SeqCst) + 1;
         for kind in [FORKS, COPIES] {
@@ -74,7 +74,7 @@ impl Claim {
         self.numbered(number)
     }
 
-    /// Claim to the same engine, for a process that has run none by it.
+    /// Lock of the same engine, for a process that has run none by it.
     pub(crate) fn again(&self) -> Self {
         self.numbered(self.number)
     }
@@ -156,7 +156,7 @@ impl Claim {
             || abi::lock_holder(self.slots.as_fd(), self.copies()).is_some()
     }
 
-    /// Claims the engine for this process. False if a process has or had it.
+    /// Locks the engine for this process. False if a process has or had it locked.
     pub(crate) fn take(&self) -> bool {
         // Another one may have all newer numbers for a moment: see `await_newer`.
         let is_locked = || abi::lock(self.file.as_fd(), self.own());
@@ -174,7 +174,7 @@ impl Claim {
         pread(&self.file, &mut was_run, RUN_AT + u64::from(self.number)).is_ok() && was_run != [0]
     }
 
-    /// Waits until no other process has the engine, and claims it. False if that failed.
+    /// Waits until no other process has the engine, and locks it. False if that failed.
     pub(crate) fn wait(&self) -> bool {
         abi::lock_in_turn(self.file.as_fd(), self.own())
     }
@@ -186,7 +186,7 @@ impl Claim {
         have_ended
     }
 
-    /// Ends the claim.
+    /// Unlocks the engine.
     pub(crate) fn release(&self) {
         abi::unlock(self.file.as_fd(), self.own());
     }
@@ -265,7 +265,7 @@ pub(crate) mod tests {
 
     impl Other {
         /// `None` if it does not get the lock.
-        pub(crate) fn new(claim: &Claim, slot: usize) -> Option<Self> {
+        pub(crate) fn new(engine_lock: &EngineLock, slot: usize) -> Option<Self> {
             let lock = "
 import fcntl, os, sys
 file = open(sys.argv[1], 'r+b', buffering=0)
@@ -277,7 +277,7 @@ except OSError:
 sys.stdin.read()
 ";
             let own = std::process::id();
-            let file = format!("/proc/{own}/fd/{}", claim.slots.as_raw_fd());
+            let file = format!("/proc/{own}/fd/{}", engine_lock.slots.as_raw_fd());
             let mut command = Command::new("python3");
             command.args(["-c", lock, &file, &slot.to_string()]);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -297,32 +297,35 @@ sys.stdin.read()
 
     #[test]
     fn exe_8_own_slot_is_kept() {
-        let claim = Claim::new().unwrap();
-        assert!(claim.has_free_slot() && Other::new(&claim, 0).is_some(), "not taken by a look");
-        let changes = claim.changes();
-        assert_eq!(claim.reserve(), Some(0));
-        claim.enter(0);
-        assert_ne!(claim.changes(), changes, "others are told");
-        assert!(claim.has_free_slot() && !claim.evict_dead());
-        assert!(Other::new(&claim, 0).is_none(), "a look leaves the slot to its process");
+        let engine_lock = EngineLock::new().unwrap();
+        assert!(
+            engine_lock.has_free_slot() && Other::new(&engine_lock, 0).is_some(),
+            "not taken by a look"
+        );
+        let changes = engine_lock.changes();
+        assert_eq!(engine_lock.reserve(), Some(0));
+        engine_lock.enter(0);
+        assert_ne!(engine_lock.changes(), changes, "others are told");
+        assert!(engine_lock.has_free_slot() && !engine_lock.evict_dead());
+        assert!(Other::new(&engine_lock, 0).is_none(), "a look leaves the slot to its process");
     }
 
     #[test]
     fn exe_8_reserved_slot_is_no_others() {
-        let claim = Claim::new().unwrap();
-        let slot = claim.reserve().unwrap();
-        assert!(Other::new(&claim, slot).is_none());
-        claim.unreserve(slot);
-        assert!(Other::new(&claim, slot).is_some());
+        let engine_lock = EngineLock::new().unwrap();
+        let slot = engine_lock.reserve().unwrap();
+        assert!(Other::new(&engine_lock, slot).is_none());
+        engine_lock.unreserve(slot);
+        assert!(Other::new(&engine_lock, slot).is_some());
     }
 
     #[test]
     fn exe_8_failed_fork_opens_one_engine() {
-        let claim = Claim::new().unwrap();
-        assert!(!claim.may_be_others());
-        claim.before_copy();
-        assert!(claim.may_be_others(), "no child has noted its copy");
-        let next = claim.next();
+        let engine_lock = EngineLock::new().unwrap();
+        assert!(!engine_lock.may_be_others());
+        engine_lock.before_copy();
+        assert!(engine_lock.may_be_others(), "no child has noted its copy");
+        let next = engine_lock.next();
         assert!(!next.may_be_others(), "one engine more is enough");
         next.before_copy();
         next.note_copy();
@@ -330,8 +333,8 @@ sys.stdin.read()
     }
 
     #[test]
-    fn exe_8_childs_claim_has_no_state() {
-        let parents = Claim::new().unwrap();
+    fn exe_8_childs_lock_has_no_state() {
+        let parents = EngineLock::new().unwrap();
         parents.enter(parents.reserve().unwrap());
         parents.shares.join("192.0.2.1:80".parse().unwrap());
         parents.shares.take_free();
@@ -345,19 +348,19 @@ sys.stdin.read()
 
     #[test]
     fn exe_8_slot_is_cleared_once() {
-        let claim = Claim::new().unwrap();
-        claim.enter(claim.reserve().unwrap());
-        let ended = claim.next();
+        let engine_lock = EngineLock::new().unwrap();
+        engine_lock.enter(engine_lock.reserve().unwrap());
+        let ended = engine_lock.next();
         ended.shares.enter(1);
         let changes = thread::scope(|scope| {
-            let threads = [(); 2].map(|()| scope.spawn(|| claim.evict_dead()));
+            let threads = [(); 2].map(|()| scope.spawn(|| engine_lock.evict_dead()));
             threads.map(|thread| thread.join().unwrap())
         });
         assert_eq!(changes.into_iter().filter(|is_changed| *is_changed).count(), 1);
         ended.shares.enter(1);
-        let live = Other::new(&claim, 1).unwrap();
-        assert!(!claim.evict_dead(), "it lives");
+        let live = Other::new(&engine_lock, 1).unwrap();
+        assert!(!engine_lock.evict_dead(), "it lives");
         drop(live);
-        assert!(claim.evict_dead());
+        assert!(engine_lock.evict_dead());
     }
 }

@@ -14,47 +14,47 @@ const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
 
 /// Wake-up of one CPU's thread.
 #[derive(Debug, Default)]
-pub struct Bell {
+pub struct CpuWaker {
     /// Set by the sleeper before its last look for work; cleared by the waker.
     state: SleepState,
     /// Thread of the CPU; another one after that thread has died.
     sleeper: Mutex<Option<Thread>>,
     /// Eventfd, created when the CPU first sleeps on descriptors. `None`: its creation failed.
     event: OnceLock<Option<Event>>,
-    rung: AtomicU64,
+    wakeups: AtomicU64,
     /// Number of wake-ups for packets of another CPU.
-    rung_for_packets: AtomicU64,
+    wakeups_for_packets: AtomicU64,
 }
 
 /// Wake-up sources of a sleeping CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SleepOn {
-    /// The bell only.
-    Bell,
-    /// The bell and the descriptors of the CPU's queues.
+    /// Calls of `wake` only.
+    Wakeup,
+    /// Calls of `wake`, and the descriptors of the CPU's queues.
     Descriptors,
 }
 
-impl Bell {
-    /// Makes the calling thread the one that this bell wakes.
+impl CpuWaker {
+    /// Makes the calling thread the one that this waker wakes.
     pub(super) fn bind_to_current_thread(&self) {
         *self.sleeper() = Some(thread::current());
     }
 
     /// Wakes the CPU if it sleeps. Call it after publishing what the CPU is to find.
-    pub(super) fn ring(&self) {
-        self.wake();
+    pub(super) fn wake(&self) {
+        self.wake_sleeper();
     }
 
     /// Wakes the CPU if it sleeps, for packets that another CPU put on its backlog.
-    pub(super) fn ring_for_packets(&self) {
-        if self.wake() {
-            self.rung_for_packets.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn wake_for_packets(&self) {
+        if self.wake_sleeper() {
+            self.wakeups_for_packets.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Wakes the CPU; returns true if it slept.
-    fn wake(&self) -> bool {
+    fn wake_sleeper(&self) -> bool {
         let Some(slept) = self.state.wake() else { return false };
         match slept {
             Sleep::Parked => {
@@ -68,7 +68,7 @@ impl Bell {
                 }
             }
         }
-        self.rung.fetch_add(1, Ordering::Relaxed);
+        self.wakeups.fetch_add(1, Ordering::Relaxed);
         true
     }
 
@@ -84,12 +84,12 @@ impl Bell {
     /// [waits](Self::wait) if there is none, and finally [ends](Self::finish_wait) the sleep.
     pub(super) fn prepare_to_wait(&self, on: SleepOn) {
         self.state.prepare_to_wait(match on {
-            SleepOn::Bell => Sleep::Parked,
+            SleepOn::Wakeup => Sleep::Parked,
             SleepOn::Descriptors => Sleep::Polling,
         });
     }
 
-    /// Sleeps until the bell rings, a descriptor is readable, or for `at_most`.
+    /// Sleeps until a wake-up, until a descriptor is readable, or for `at_most`.
     pub(super) fn wait(&self, at_most: Option<Duration>, descriptors: &[BorrowedFd<'_>]) {
         if !descriptors.is_empty() {
             self.on_event(at_most, |event| event.wait(descriptors, at_most));
@@ -115,7 +115,7 @@ impl Bell {
         }
     }
 
-    /// Sleeps in virtual time: the next ring is counted and ends the sleep.
+    /// Sleeps in virtual time: the next wake-up is counted and ends the sleep.
     pub(super) fn wait_in_virtual_time(&self) {
         self.state.prepare_to_wait(Sleep::Parked);
     }
@@ -130,19 +130,19 @@ impl Bell {
         self.state.is_asleep()
     }
 
-    /// True if the bell has not rung since [`wait_in_virtual_time`](Self::wait_in_virtual_time).
+    /// True if the CPU has not been woken since [`wait_in_virtual_time`](Self::wait_in_virtual_time).
     pub(super) fn is_waiting(&self) -> bool {
         self.state.is_asleep()
     }
 
     /// Number of times the CPU was woken.
-    pub fn rung(&self) -> u64 {
-        self.rung.load(Ordering::Relaxed)
+    pub fn wakeups(&self) -> u64 {
+        self.wakeups.load(Ordering::Relaxed)
     }
 
     /// Number of times the CPU was woken for packets of another CPU.
-    pub fn rung_for_packets(&self) -> u64 {
-        self.rung_for_packets.load(Ordering::Relaxed)
+    pub fn wakeups_for_packets(&self) -> u64 {
+        self.wakeups_for_packets.load(Ordering::Relaxed)
     }
 }
 
@@ -152,43 +152,43 @@ mod tests {
 
     use super::*;
 
-    /// Runs a sleeper against a thread that rings for each piece of work.
+    /// Runs a sleeper against a thread that wakes it for each piece of work.
     fn never_left_asleep(on: SleepOn) {
-        let bell = Arc::new(Bell::default());
+        let waker = Arc::new(CpuWaker::default());
         let work = Arc::new(AtomicU64::new(0));
-        let (bell_of_worker, work_to_do) = (Arc::clone(&bell), Arc::clone(&work));
+        let (waker_of_worker, work_to_do) = (Arc::clone(&waker), Arc::clone(&work));
         let rounds = 20_000;
         let worker = thread::spawn(move || {
-            bell_of_worker.bind_to_current_thread();
+            waker_of_worker.bind_to_current_thread();
             let silent = Event::new().unwrap();
             let descriptors = match on {
-                SleepOn::Bell => vec![],
+                SleepOn::Wakeup => vec![],
                 SleepOn::Descriptors => vec![silent.descriptor()],
             };
             for done in 0..rounds {
                 while work_to_do.load(Ordering::Acquire) == done {
-                    bell_of_worker.prepare_to_wait(on);
+                    waker_of_worker.prepare_to_wait(on);
                     if work_to_do.load(Ordering::Acquire) == done {
-                        bell_of_worker.wait(None, &descriptors);
+                        waker_of_worker.wait(None, &descriptors);
                     }
-                    bell_of_worker.finish_wait();
+                    waker_of_worker.finish_wait();
                 }
             }
         });
         for _ in 0..rounds {
             work.fetch_add(1, Ordering::Release);
-            bell.ring();
+            waker.wake();
             if work.load(Ordering::Relaxed).is_multiple_of(64) {
                 thread::yield_now();
             }
         }
         worker.join().unwrap();
-        assert!(bell.rung() <= rounds);
+        assert!(waker.wakeups() <= rounds);
     }
 
     #[test]
     fn sleeper_is_woken_for_work() {
-        never_left_asleep(SleepOn::Bell);
+        never_left_asleep(SleepOn::Wakeup);
     }
 
     #[test]
@@ -198,11 +198,11 @@ mod tests {
 
     #[test]
     fn readable_descriptor_ends_sleep() {
-        let (bell, other) = (Bell::default(), Event::new().unwrap());
+        let (waker, other) = (CpuWaker::default(), Event::new().unwrap());
         other.signal();
-        bell.prepare_to_wait(SleepOn::Descriptors);
-        bell.wait(None, &[other.descriptor()]);
-        bell.finish_wait();
-        assert_eq!(bell.rung(), 0);
+        waker.prepare_to_wait(SleepOn::Descriptors);
+        waker.wait(None, &[other.descriptor()]);
+        waker.finish_wait();
+        assert_eq!(waker.wakeups(), 0);
     }
 }
