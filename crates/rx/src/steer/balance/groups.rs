@@ -13,8 +13,9 @@ const GROUP_SHIFT: u32 = 20;
 /// heavy by chance does not help.
 const AVERAGED_MAX: u8 = 32;
 
-/// Number of windows averaged after a measurement that chance does not explain: a flow has begun or ended.
-const AVERAGED_SURPRISED: u8 = 4;
+/// Number of windows averaged after one that chance does not explain: a burst has come, or a flow has begun or ended. If the
+/// next one shows the same change, it was no burst, and the weight is that of the next one alone.
+const AVERAGED_CHANGED: u8 = 4;
 
 /// Number of windows averaged if chance does not explain the sum of a CPU's groups: many light flows have begun or ended.
 const AVERAGED_SHIFTED: u8 = 8;
@@ -43,6 +44,8 @@ pub(in super::super) struct Groups {
     weights: Box<[Weight]>,
     /// Number of windows that the weight averages.
     averaged: Box<[u8]>,
+    /// Change that the last window showed, and the one before did not.
+    unconfirmed: Box<[Option<Change>]>,
     /// CPU by the RPS map.
     mapped_cpus: Box<[u16]>,
     /// CPU that the group is assigned to instead, or [`NO_CPU`].
@@ -85,6 +88,7 @@ impl Groups {
             fresh: vec![0; count].into(),
             weights: vec![Weight::default(); count].into(),
             averaged: vec![0; count].into(),
+            unconfirmed: vec![None; count].into(),
             mapped_cpus: vec![NO_CPU; count].into(),
             assigned: vec![NO_CPU; count].into(),
             straddles: vec![false; count].into(),
@@ -181,20 +185,25 @@ impl Groups {
             let is_shifted = shifted.get(usize::from(self.cpu_at(group))).is_some_and(|is| *is);
             let (weight, averaged) = (&mut self.weights[group], &mut self.averaged[group]);
             let fresh = self.fresh[group];
-            let averaged_max = if weight.is_surprised(fresh, past_ns) {
-                AVERAGED_SURPRISED
-            } else if is_shifted {
-                AVERAGED_SHIFTED
-            } else {
-                AVERAGED_MAX
+            // The first window has nothing to be compared with.
+            let change = weight.change(fresh, past_ns).filter(|_| *averaged > 0);
+            let before = std::mem::take(&mut self.unconfirmed[group]);
+            let averaged_max = match change {
+                Some(_) if change == before => 1,
+                Some(_) => {
+                    self.unconfirmed[group] = change;
+                    AVERAGED_CHANGED
+                }
+                None if is_shifted => AVERAGED_SHIFTED,
+                None => AVERAGED_MAX,
             };
             *averaged = (*averaged + 1).min(averaged_max);
             *weight = weight.with(fresh, past_ns, *averaged);
         }
         self.fixed_averaged = (self.fixed_averaged + 1).min(AVERAGED_SHIFTED);
         for (weight, fresh) in &mut self.fixed {
-            let is_surprised = weight.is_surprised(*fresh, past_ns);
-            let averaged_max = if is_surprised { AVERAGED_SURPRISED } else { AVERAGED_SHIFTED };
+            let has_changed = weight.change(*fresh, past_ns).is_some();
+            let averaged_max = if has_changed { AVERAGED_CHANGED } else { AVERAGED_SHIFTED };
             *weight = weight.with(*fresh, past_ns, self.fixed_averaged.min(averaged_max));
         }
         self.begin_window();
@@ -232,6 +241,7 @@ impl Groups {
     /// Begins the first window, after which the weights are those of this window alone.
     pub(super) fn begin_first_window(&mut self) {
         self.averaged.fill(0);
+        self.unconfirmed.fill(None);
         self.fixed_averaged = 0;
         self.surpluses.clear();
         self.begin_window();
@@ -283,16 +293,16 @@ impl Groups {
         let most_ns = most_ns(gap.gap_ns);
         let fits = self.of_cpu(gap.busiest).filter_map(|group| {
             let weight_ns = self.weights[group].work_ns(gap.cost_ns);
-            let is_candidate = weight_ns > 0 && weight_ns <= most_ns && !self.rests(group, now_ns);
+            let is_candidate = weight_ns > 0 && weight_ns <= most_ns && self.may_move(group, now_ns);
             is_candidate.then(|| (weight_ns.abs_diff(gap.aim_ns), group))
         });
         fits.min().map(|(_, group)| group)
     }
 
-    /// Heaviest group of a CPU, unless it rests, and its weight.
+    /// Heaviest group of a CPU, if it may move, and its weight.
     pub(super) fn heaviest_of(&self, cpu: CpuId, now_ns: u64) -> Option<(usize, Weight)> {
         let heaviest = self.of_cpu(cpu).max_by_key(|group| (self.weights[*group], *group))?;
-        (!self.rests(heaviest, now_ns)).then_some((heaviest, self.weights[heaviest]))
+        self.may_move(heaviest, now_ns).then_some((heaviest, self.weights[heaviest]))
     }
 
     /// Work in ns a second that may leave a CPU now, if a packet takes this long.
@@ -325,6 +335,11 @@ impl Groups {
         leaving_ns
     }
 
+    /// True if a group may be assigned anew: it does not rest, and its weight is known.
+    fn may_move(&self, group: usize, now_ns: u64) -> bool {
+        !self.rests(group, now_ns) && self.unconfirmed[group].is_none()
+    }
+
     /// True if a group has moved recently.
     fn rests(&self, group: usize, now_ns: u64) -> bool {
         let moved_ms = self.moved_ms[group];
@@ -341,17 +356,30 @@ impl Groups {
     }
 }
 
+/// Change of a group's rate that chance does not explain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Change {
+    Rise,
+    Fall,
+}
+
 /// Packets a second, smoothed, in 256ths.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) struct Weight(u32);
 
 impl Weight {
-    /// True if chance does not explain this number of packets in a window.
-    fn is_surprised(self, fresh: u32, past_ns: u64) -> bool {
-        let expected = u64::from(self.0).saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS);
-        let off = expected.abs_diff(fresh.into());
+    /// Change of the rate, if chance does not explain this number of packets in a window.
+    fn change(self, fresh: u32, past_ns: u64) -> Option<Change> {
+        let (expected, fresh) = (self.expected(past_ns), u64::from(fresh));
+        let off = expected.abs_diff(fresh);
         let explained = CHANCE_SQUARED * VARIANCE * expected.saturating_add(EXPECTED_MARGIN);
-        off.saturating_mul(off) > explained
+        let change = if fresh > expected { Change::Rise } else { Change::Fall };
+        (off.saturating_mul(off) > explained).then_some(change)
+    }
+
+    /// Number of packets that a window of this length should have.
+    fn expected(self, past_ns: u64) -> u64 {
+        u64::from(self.0).saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS)
     }
 
     /// Weight after a window with `fresh` packets, which is one of `averaged`.
