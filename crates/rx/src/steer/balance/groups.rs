@@ -290,10 +290,9 @@ impl Groups {
     /// Group of the busiest CPU whose move comes nearest to the aim, except groups whose move would
     /// only swap the roles of the two CPUs.
     pub(super) fn best_of(&self, gap: &Gap, now_ns: u64) -> Option<usize> {
-        let most_ns = most_ns(gap.gap_ns);
         let fits = self.of_cpu(gap.busiest).filter_map(|group| {
             let weight_ns = self.weights[group].work_ns(gap.cost_ns);
-            let is_candidate = weight_ns > 0 && weight_ns <= most_ns && self.may_move(group, now_ns);
+            let is_candidate = weight_ns > 0 && weight_ns <= gap.most_ns && self.may_move(group, now_ns);
             is_candidate.then(|| (weight_ns.abs_diff(gap.aim_ns), group))
         });
         fits.min().map(|(_, group)| group)
@@ -409,7 +408,7 @@ fn ms_after(now_ns: u64) -> u64 {
 }
 
 /// Most work of a group that may move across a gap: more would only swap the roles of the two CPUs.
-fn most_ns(gap_ns: u64) -> u64 {
+pub(super) fn most_ns(gap_ns: u64) -> u64 {
     gap_ns - gap_ns / 8
 }
 

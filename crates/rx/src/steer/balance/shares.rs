@@ -3,7 +3,7 @@
 use super::super::rps::RpsMap;
 use super::NS_PER_S;
 use super::board::Planned;
-use super::groups::Groups;
+use super::groups::{Groups, most_ns};
 use crate::cpu::CpuId;
 
 /// Work of a CPU since the start, as the engine measures it.
@@ -64,6 +64,8 @@ struct Share {
     unpolled_ns: u64,
     /// All work, in ns a second.
     load_ns: u64,
+    /// Part of it that no balancing moves: all but hash ranges of this queue, and light ones of others.
+    fixed_ns: u64,
     /// Part of it that other queues will move if this becomes the busiest CPU.
     others_light_ns: u64,
     /// True if the map has the CPU, and groups may still leave it.
@@ -76,8 +78,8 @@ struct Share {
 pub(super) struct Gap {
     pub(super) busiest: CpuId,
     pub(super) least_busy: CpuId,
-    /// Difference of their loads, in ns a second.
-    pub(super) gap_ns: u64,
+    /// Most work of a group that may move, in ns a second.
+    pub(super) most_ns: u64,
     /// Work that should move, in ns a second.
     pub(super) aim_ns: u64,
     /// Time that the busiest CPU takes for a packet, in ns.
@@ -146,6 +148,7 @@ impl Shares {
     ) {
         for (index, share) in (0..).zip(&mut self.cpus) {
             share.own_ns = groups.fixed(CpuId(index)).work_ns(share.cost_ns());
+            share.fixed_ns = share.other_ns.saturating_add(share.own_ns);
             share.unpolled_ns = 0;
             share.is_mapped = map.contains(CpuId(index));
             share.is_open = share.is_mapped;
@@ -158,6 +161,7 @@ impl Shares {
         for (index, share) in self.cpus.iter_mut().enumerate() {
             let others = others(index);
             share.others_light_ns = others.light_ns;
+            share.fixed_ns += others.all_ns.saturating_sub(others.light_ns);
             share.load_ns =
                 share.other_ns.saturating_add(others.all_ns).saturating_add(share.own_ns);
         }
@@ -232,8 +236,11 @@ impl Shares {
         let mean_ns = u64::try_from(sum / (open().count() as u128).max(1)).unwrap_or(u64::MAX);
         // The excess over the mean, but no more than makes the two equal.
         let aim_ns = most.load_ns.saturating_sub(mean_ns).min(gap_ns / 2);
-        let cost_ns = most.cost_ns();
-        is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns, leaving_ns: 0 })
+        // A heavy group would rest beside work that cannot leave: of more than two CPUs, others take those that leave its CPU.
+        let has_less_room = !self.is_pair() && least.fixed_ns > most.fixed_ns;
+        let room_ns = if has_less_room { mean_ns.saturating_sub(least.fixed_ns) } else { u64::MAX };
+        let (most_ns, cost_ns) = (most_ns(gap_ns).min(room_ns), most.cost_ns());
+        is_beyond.then_some(Gap { busiest, least_busy, most_ns, aim_ns, cost_ns, leaving_ns: 0 })
     }
 
     /// Next move that gives a flow a CPU of its own. If the heaviest group of the busiest CPU fills a
@@ -279,7 +286,8 @@ impl Shares {
         let (least_busy, least) = others.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
         let gap_ns = from.load_ns.saturating_sub(least.load_ns);
         let cost_ns = share.cost_ns();
-        let gap = Gap { busiest: to, least_busy, gap_ns, aim_ns: gap_ns, cost_ns, leaving_ns: 0 };
+        let (most_ns, aim_ns) = (most_ns(gap_ns), gap_ns);
+        let gap = Gap { busiest: to, least_busy, most_ns, aim_ns, cost_ns, leaving_ns: 0 };
         groups.best_of(&gap, now_ns).map(|group| (group, gap))
     }
 

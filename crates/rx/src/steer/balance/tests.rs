@@ -312,6 +312,57 @@ fn rps_b4_heavy_flows_of_two_stay() {
     }
 }
 
+/// A flow becomes heavy in the course of a window, while another one ends. It fits where that one was, or seems to, but would
+/// rest there beside the polling.
+#[test]
+fn rps_b2_rising_flow_stays_where_it_is() {
+    let flow = |hash, percent: u64| {
+        let packets = u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
+        Source { hash, packets }
+    };
+    for first_percent in [80, 56, 24, 0] {
+        let mut bench = Bench::new(4, WINDOW_NS * 40 / 100);
+        let light = (1..=400).map(|index| Source { hash: spread_hash(index), packets: 100 });
+        let light: Vec<_> = light.collect();
+        let ending = [&light[..], &[flow(1, 20)]].concat();
+        for sources in [&light, &ending] {
+            for _ in 0..150 {
+                bench.window(sources);
+            }
+        }
+        assert_eq!(bench.cpu_of(flow(1, 20)), CpuId(0), "it shares the CPU that polls");
+        let rising = |percent| flow(0xa000_0001, percent);
+        let cpu = bench.cpu_of(rising(80));
+        assert_ne!(cpu, CpuId(0));
+        bench.window(&[&light[..], &[rising(first_percent)]].concat());
+        let risen = [&light[..], &[rising(80)]].concat();
+        for _ in 0..20 {
+            bench.window(&risen);
+            assert_eq!(bench.cpu_of(rising(80)), cpu);
+        }
+        let (work, _) = bench.window(&risen);
+        assert!(work[cpu.index()] <= WINDOW_NS * 86 / 100, "{work:?}");
+    }
+}
+
+/// The burst of a flow in a single window changes no CPU, however busy the CPU was.
+#[test]
+fn rps_b4_burst_moves_no_flow() {
+    let mut bench = Bench::new(4, 0);
+    let light: Vec<_> =
+        (0..400).map(|index| Source { hash: spread_hash(index), packets: 100 }).collect();
+    for _ in 0..50 {
+        bench.window(&light);
+    }
+    let before: Vec<_> = light.iter().map(|source| bench.cpu_of(*source)).collect();
+    let burst = Source { hash: light[7].hash, packets: 4_000 };
+    bench.window(&[&light[..], &[burst]].concat());
+    for _ in 0..20 {
+        bench.window(&light);
+        assert_eq!(bench.cpu_of(burst), before[7]);
+    }
+}
+
 #[test]
 fn rps_b3_idle_cpus_are_not_balanced() {
     let mut bench = Bench::new(4, 0);
