@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -23,29 +24,50 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// `VIRTIO_F_VERSION_1`.
 const FEATURES: u64 = 1 << 32;
 
-/// A back end that does what a session takes, and no more.
+/// A back end that does what a session takes, and no more. It connects anew until it goes: on a machine without time, a
+/// session may end before its answers come.
 struct BackEnd {
-    stream: UnixStream,
+    /// Connection, until the back end goes.
+    stream: Arc<Mutex<Option<UnixStream>>>,
     answers: JoinHandle<()>,
 }
 
 impl BackEnd {
     fn connect(path: &Path) -> Self {
-        let stream = loop {
-            match UnixStream::connect(path) {
-                Ok(stream) => break stream,
-                Err(_) => thread::sleep(Duration::from_millis(5)),
+        let stream = Arc::new(Mutex::new(Some(connect(path))));
+        let (current, path) = (Arc::clone(&stream), path.to_owned());
+        let answers = thread::spawn(move || {
+            let mut answering = clone_of(&current);
+            while let Some(stream) = &mut answering {
+                while answer(stream).is_ok() {}
+                if let Some(stream) = &mut *current.lock().unwrap() {
+                    *stream = connect(&path);
+                }
+                answering = clone_of(&current);
             }
-        };
-        let mut answering = stream.try_clone().unwrap();
-        let answers = thread::spawn(move || while answer(&mut answering).is_ok() {});
+        });
         Self { stream, answers }
     }
 
     fn go(self) {
-        self.stream.shutdown(Shutdown::Both).unwrap();
+        let stream = self.stream.lock().unwrap().take().unwrap();
+        // The program may have closed it already.
+        let _ = stream.shutdown(Shutdown::Both);
         self.answers.join().unwrap();
     }
+}
+
+fn connect(path: &Path) -> UnixStream {
+    loop {
+        match UnixStream::connect(path) {
+            Ok(stream) => break stream,
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn clone_of(stream: &Mutex<Option<UnixStream>>) -> Option<UnixStream> {
+    stream.lock().unwrap().as_ref().map(|stream| stream.try_clone().unwrap())
 }
 
 /// Reads a message, and answers it if it is a question.
