@@ -292,7 +292,8 @@ impl Groups {
     pub(super) fn best_of(&self, gap: &Gap, now_ns: u64) -> Option<usize> {
         let fits = self.of_cpu(gap.busiest).filter_map(|group| {
             let weight_ns = self.weights[group].work_ns(gap.cost_ns);
-            let is_candidate = weight_ns > 0 && weight_ns <= gap.most_ns && self.may_move(group, now_ns);
+            let is_candidate =
+                weight_ns > 0 && weight_ns <= gap.most_ns && self.may_move(group, now_ns);
             is_candidate.then(|| (weight_ns.abs_diff(gap.aim_ns), group))
         });
         fits.min().map(|(_, group)| group)
