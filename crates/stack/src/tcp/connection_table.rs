@@ -2,7 +2,7 @@
 //! bucket at a time (linear hashing), so that no insertion waits for the others, and its order is never visible.
 
 use super::flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
-use super::slots::Slots;
+use super::slots::{self, Slots};
 
 /// Buckets of an empty table.
 const BUCKETS_MIN: usize = 64;
@@ -104,7 +104,7 @@ impl<T: Copy> ConnectionTable<T> {
             self.mask = self.mask << 1 | 1;
         }
         let old = (new & (self.mask >> 1)) as usize;
-        self.buckets.push(NONE);
+        slots::push(&mut self.buckets, NONE);
         let mut at = std::mem::replace(&mut self.buckets[old], NONE);
         while let Some(entry) = self.entries.at_mut(at) {
             let is_moved = entry.hash & self.mask == new;

@@ -205,11 +205,11 @@ struct Listener {
 }
 
 impl SocketEntry {
-    fn options(&self) -> &TcpOptions {
+    fn options(&self) -> TcpOptions {
         match &self.kind {
-            Kind::Idle(idle) => &idle.options,
-            Kind::Listener(listener) => &listener.options,
-            Kind::Connection(connection) => &connection.options,
+            Kind::Idle(idle) => idle.options,
+            Kind::Listener(listener) => listener.options,
+            Kind::Connection(connection) => connection.options.get(),
         }
     }
 }
@@ -357,6 +357,13 @@ impl Tcp {
     #[must_use]
     pub fn socket_count(&self) -> u32 {
         self.sockets.len()
+    }
+
+    /// Socket at an [index](TcpSocket::index), if there is one.
+    #[must_use]
+    pub fn socket_at(&self, index: usize) -> Option<TcpSocket> {
+        let index = u32::try_from(index).ok()?;
+        self.sockets.at(index).map(|entry| TcpSocket { index, generation: entry.generation })
     }
 
     /// Processes a segment to this host, whose header and checksum the network layer has checked. `flow`
