@@ -13,7 +13,6 @@ pub(in crate::tcp) struct ConnectionOptions {
     pub(super) keepalive: bool,
     pub(super) oob_inline: bool,
     pub(super) tells_path_errors: bool,
-    quick_acks: bool,
     pub(super) tos: u8,
     pub(super) ttl: u8,
     congestion: Option<Algorithm>,
@@ -36,6 +35,7 @@ pub(super) struct RareOptions {
     pub(super) syn_retries: Option<NonZeroU8>,
     pub(super) defer_retries: u8,
     pub(super) unsent_limit: Option<NonZeroU32>,
+    quick_acks: bool,
 }
 
 impl RareOptions {
@@ -53,6 +53,7 @@ impl RareOptions {
         syn_retries: None,
         defer_retries: 0,
         unsent_limit: None,
+        quick_acks: true,
     };
 }
 
@@ -77,7 +78,6 @@ impl ConnectionOptions {
             keepalive,
             oob_inline,
             tells_path_errors,
-            quick_acks,
             tos,
             ttl,
             congestion,
@@ -89,7 +89,6 @@ impl ConnectionOptions {
             keepalive,
             oob_inline,
             tells_path_errors,
-            quick_acks,
             tos,
             ttl,
             congestion,
@@ -123,7 +122,7 @@ impl ConnectionOptions {
             syn_retries: rare.syn_retries,
             defer_retries: rare.defer_retries,
             congestion: self.congestion,
-            quick_acks: self.quick_acks,
+            quick_acks: rare.quick_acks,
             tos: self.tos,
             ttl: self.ttl,
             tells_path_errors: self.tells_path_errors,
@@ -148,6 +147,7 @@ impl RareOptions {
             syn_retries: options.syn_retries,
             defer_retries: options.defer_retries,
             unsent_limit: options.unsent_limit,
+            quick_acks: options.quick_acks,
         }
     }
 }

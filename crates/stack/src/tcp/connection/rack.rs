@@ -194,7 +194,7 @@ impl Connection {
     /// The probe timer fired (`tcp_send_loss_probe`): sends new data, or the last segment again. A probe
     /// starts the retransmission timer anew; without one, it counts from the oldest segment.
     pub(super) fn on_loss_probe_timer(&mut self, cx: &mut Context<'_>) {
-        if self.recovery.repair.loss_probe.is_none() && self.send_loss_probe(cx) {
+        if self.recovery.loss_probe.is_none() && self.send_loss_probe(cx) {
             cx.counters.loss_probes.add(1);
             self.timers.clear_retransmit();
         }
@@ -222,27 +222,26 @@ impl Connection {
         };
         if was_sent {
             let high_seq = self.send.next;
-            self.recovery.repair.loss_probe =
-                Some(LossProbe { high_seq, was_sent_before: !is_new });
+            self.recovery.loss_probe = Some(LossProbe { high_seq, was_sent_before: !is_new });
         }
         was_sent
     }
 
     /// `tcp_process_tlp_ack`.
     pub(super) fn end_loss_probe(&mut self, ack: Seq, facts: &AckFacts, cx: &mut Context<'_>) {
-        let Some(probe) = self.recovery.repair.loss_probe else { return };
+        let Some(probe) = self.recovery.loss_probe else { return };
         if ack.is_before(probe.high_seq) {
             return;
         }
         if !probe.was_sent_before || facts.probe_duplicated {
-            self.recovery.repair.loss_probe = None;
+            self.recovery.loss_probe = None;
         } else if ack.is_after(probe.high_seq) {
             // The probe repaired a loss that nobody else saw: it counts as congestion.
             cx.counters.loss_probe_recovery.add(1);
-            self.recovery.repair.loss_probe = None;
+            self.recovery.loss_probe = None;
             self.shrink_once();
         } else if !facts.una_advanced && !facts.is_not_duplicate && !facts.data_sacked {
-            self.recovery.repair.loss_probe = None;
+            self.recovery.loss_probe = None;
         }
     }
 }

@@ -56,11 +56,12 @@ pub(super) struct Recovery {
     /// (`snd_cwnd_used`, `snd_cwnd_stamp`).
     pub(super) window_used: u32,
     pub(super) window_stamp_ms: u32,
+    pub(super) loss_probe: Option<LossProbe>,
     pub(super) repair: OnDemand<Repair>,
 }
 
-/// State of what is in flight, and of a reduction that may be undone. Nothing of it matters once all is acknowledged in
-/// [`Phase::Open`] and [no reduction may be undone](Self::is_over).
+/// State of what is in flight, and of a reduction that may be undone. Nothing of it matters once all was acknowledged in
+/// [`Phase::Open`] some time-outs ago: no D-SACK comes any more that would undo a reduction.
 #[derive(Debug)]
 pub(super) struct Repair {
     /// Time of the first retransmission of the phase, in µs; 0 without one (`retrans_stamp`).
@@ -82,7 +83,6 @@ pub(super) struct Repair {
     pub(super) known_blocks: Option<Box<SackBlocks>>,
     /// No segment before this one is lost and not sent again.
     pub(super) resend_from: Option<Seq>,
-    pub(super) loss_probe: Option<LossProbe>,
     /// True while a time-out may prove spurious (F-RTO).
     pub(super) is_frto: bool,
 }
@@ -100,14 +100,8 @@ impl Repair {
         highest_sacked: None,
         known_blocks: None,
         resend_from: None,
-        loss_probe: None,
         is_frto: false,
     };
-
-    /// True if nothing of it matters once all is acknowledged.
-    fn is_over(&self) -> bool {
-        self.undo_marker.is_none() && self.retransmit_stamp_us == 0 && self.loss_probe.is_none()
-    }
 }
 
 impl Default for Repair {
@@ -152,6 +146,7 @@ impl Recovery {
             is_window_limited: false,
             window_used: 0,
             window_stamp_ms: 0,
+            loss_probe: None,
             repair: OnDemand::default(),
         }
     }
@@ -164,9 +159,9 @@ impl Recovery {
         }
     }
 
-    /// True if it keeps what nobody needs any more, once all is acknowledged.
+    /// True if it keeps what nobody needs any more, once a connection is idle.
     pub(super) fn has_spare(&self) -> bool {
-        self.repair.is_allocated() && self.phase == Phase::Open && self.repair.is_over()
+        self.repair.is_allocated() && self.phase == Phase::Open
     }
 
     /// Gives that back.
@@ -197,7 +192,7 @@ impl Recovery {
 
     /// `tcp_init_undo`.
     fn begin_undo(&mut self, una: Seq, retransmitted: u32) {
-        let probe = self.repair.loss_probe.is_some_and(|probe| probe.was_sent_before);
+        let probe = self.loss_probe.is_some_and(|probe| probe.was_sent_before);
         let outstanding = retransmitted + u32::from(probe);
         self.repair.undo_marker = Some(una);
         self.repair.undo_retransmits = (outstanding > 0).then_some(outstanding);
@@ -563,7 +558,7 @@ impl Connection {
         self.recovery.phase = Phase::Loss;
         self.recovery.high_seq = self.send.next;
         self.recovery.repair.is_frto = was_open || self.recovery.retransmits > 0;
-        self.recovery.repair.loss_probe = None;
+        self.recovery.loss_probe = None;
         self.cwr_is_due = self.agreed.ecn;
     }
 

@@ -29,7 +29,7 @@ impl Connection {
     pub(super) fn begin_reduction(&mut self) {
         let recovery = &mut self.recovery;
         recovery.high_seq = self.send.next;
-        recovery.repair.loss_probe = None;
+        recovery.loss_probe = None;
         recovery.repair.prior_cwnd = self.congestion.cwnd;
         (recovery.repair.prr_delivered, recovery.repair.prr_out) = (0, 0);
         self.congestion.ssthresh = self.congestion.reduced();

@@ -74,8 +74,7 @@ impl Connection {
         let duplicates = len_bytes.div_ceil(self.send.mss);
         // A probe overtakes nothing.
         let is_probe = |probe: LossProbe| probe.high_seq == block.end;
-        facts.probe_duplicated =
-            duplicates == 1 && self.recovery.repair.loss_probe.is_some_and(is_probe);
+        facts.probe_duplicated = duplicates == 1 && self.recovery.loss_probe.is_some_and(is_probe);
         let told = u16::try_from(duplicates).unwrap_or(u16::MAX);
         self.tally.dsack_dups = self.tally.dsack_dups.saturating_add(told);
         if u32::from(self.tally.dsack_dups) > self.resent.total() {

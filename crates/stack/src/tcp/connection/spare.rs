@@ -3,7 +3,7 @@
 use super::super::config::SECOND;
 use super::Connection;
 
-/// Time without a segment after which a connection counts as idle, in µs: longer than most round trips, so that no
+/// Time without a segment after which a connection counts as idle, in µs, unless two of its time-outs are longer: no
 /// segment of a transfer allocates what the one before gave back.
 pub(in crate::tcp) const IDLE_US: u64 = SECOND;
 
@@ -19,7 +19,8 @@ impl Connection {
     /// Gives back what an idle connection does not need.
     pub(super) fn release_if_idle(&mut self, now_us: u64) {
         let last_us = self.receive.last_us.max(self.send.last_data_us);
-        if !self.sent.is_empty() || now_us.saturating_sub(last_us) < IDLE_US {
+        let idle_us = IDLE_US.max(2 * self.rtt.rto_us());
+        if !self.sent.is_empty() || now_us.saturating_sub(last_us) < idle_us {
             return;
         }
         if self.sent.reno_dup_acks == 0 {

@@ -34,7 +34,7 @@ use self::syn_filter::SynFilter;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, State, TcpInfo};
-use super::connection_table::ConnectionTable;
+use super::connection_table::{ConnectionTable, Word};
 use super::counters::TcpCounters;
 use super::division::Division;
 use super::error::TcpError;
@@ -220,6 +220,32 @@ enum Target {
     Connection(u32),
     Request(u32),
     TimeWait(u32),
+}
+
+/// Highest bits of a word, which tell the kind of a target.
+const TARGET_SHIFT: u32 = 30;
+const INDEX_MASK: u32 = (1 << TARGET_SHIFT) - 1;
+
+impl Word for Target {
+    fn word(self) -> u32 {
+        let (kind, index) = match self {
+            Self::Connection(index) => (0, index),
+            Self::Request(index) => (1, index),
+            Self::TimeWait(index) => (2, index),
+        };
+        // A thousand million connections would take a TiB.
+        assert!(index <= INDEX_MASK, "a shard holds at most {INDEX_MASK} connections");
+        kind << TARGET_SHIFT | index
+    }
+
+    fn of_word(word: u32) -> Self {
+        let index = word & INDEX_MASK;
+        match word >> TARGET_SHIFT {
+            0 => Self::Connection(index),
+            1 => Self::Request(index),
+            _ => Self::TimeWait(index),
+        }
+    }
 }
 
 impl Tcp {
