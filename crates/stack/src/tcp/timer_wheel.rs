@@ -112,6 +112,11 @@ impl TimerWheel {
             self.earliest = u64::MAX / TICK_US;
             return;
         }
+        // Nothing fires, and no level but the first goes on.
+        if until < self.earliest && self.now / SLOTS as u64 == until / SLOTS as u64 {
+            self.now = self.now.max(until);
+            return;
+        }
         while self.now < until && fired.len() - first < limit {
             self.step(until, fired);
         }
