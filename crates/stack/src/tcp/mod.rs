@@ -40,10 +40,6 @@ pub mod counters; // named as the kernel's
 pub mod error; //    named as the kernel's
 pub mod kernel_form; // what the kernel's calls read and write
 
-/// Memory of a connection without data, in bytes: its state, its entries in the tables and in the
-/// timer wheel.
-pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
-
 pub use config::{Algorithm, MtuProbing, TcpConfig, TcpOptions};
 pub use connection::{
     BusyTime, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo,

@@ -112,7 +112,7 @@ impl Server {
 }
 
 #[test]
-fn tcp_12_idle_connection_is_small_with_its_handle() {
+fn tcp_12_idle_connection_with_handle_is_small() {
     let mut server = Server::new();
     let mut streams = Vec::with_capacity(CONNECTIONS as usize);
     let (before, mut most) = (heap().bytes, 0);
