@@ -112,9 +112,8 @@ impl TimerWheel {
             self.earliest = u64::MAX / TICK_US;
             return;
         }
-        // Nothing fires, and no level but the first goes on.
-        if until < self.earliest && self.now / SLOTS as u64 == until / SLOTS as u64 {
-            self.now = self.now.max(until);
+        if until == self.now {
+            // What is due was fired in this tick.
             return;
         }
         while self.now < until && fired.len() - first < limit {
