@@ -1,5 +1,5 @@
 //! Building blocks for tests of several crates. Not part of the product.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
     clippy::missing_panics_doc,
@@ -11,4 +11,5 @@ pub mod namespaces; // network namespaces for a test, and tools run in them
 pub mod programs; //   executables that a test creates and runs
 pub mod disk; //       a disk with limited room
 pub mod host; //       a host of a stack, with a constant clock
+pub mod memory; //     the heap of a thread, counted
 pub mod packets; //    packets in one frame, and the same with pieces

@@ -19,7 +19,7 @@ const UPDATE_ROUNDS: u64 = 8;
 const SSTHRESH_MIN: u32 = 2;
 
 /// Congestion window of a connection, in segments.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Congestion {
     algorithm: Algorithm,
     pub(super) cwnd: u32,
@@ -29,11 +29,12 @@ pub(super) struct Congestion {
     stage: Stage,
 }
 
-/// Stage of a connection. A later slow start has a threshold, and needs no other end.
-#[derive(Clone, Copy, Debug)]
+/// Stage of a connection. A later slow start has a threshold, and needs no other end. Most connections that are idle
+/// have never come so far.
+#[derive(Debug)]
 enum Stage {
     FirstSlowStart(HyStart),
-    Later(Cubic),
+    Later(Box<Cubic>),
 }
 
 /// State of CUBIC.
@@ -76,15 +77,18 @@ impl Congestion {
     pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
         self.algorithm = algorithm;
         if let Stage::Later(cubic) = &mut self.stage {
-            *cubic = Cubic::default();
+            **cubic = Cubic::default();
         }
     }
 
     /// State of CUBIC, which begins when the first slow start is over.
-    fn cubic(&self) -> Cubic {
-        match self.stage {
-            Stage::FirstSlowStart(_) => Cubic::default(),
+    fn cubic(&mut self) -> &mut Cubic {
+        if let Stage::FirstSlowStart(_) = self.stage {
+            self.stage = Stage::Later(Box::default());
+        }
+        match &mut self.stage {
             Stage::Later(cubic) => cubic,
+            Stage::FirstSlowStart(_) => unreachable!("it is over"),
         }
     }
 
@@ -109,30 +113,32 @@ impl Congestion {
         self.cwnd < self.ssthresh
     }
 
+    /// Threshold that a loss would set.
+    pub(super) fn threshold(&self) -> u32 {
+        let threshold = match self.algorithm {
+            Algorithm::NewReno => self.cwnd / 2,
+            Algorithm::Cubic => scaled(self.cwnd, CUBIC_BETA, 1024),
+        };
+        threshold.max(SSTHRESH_MIN)
+    }
+
     /// Threshold after a loss, with the window as it is now.
     pub(super) fn reduced(&mut self) -> u32 {
-        let mut cubic = self.cubic();
-        let ssthresh = match self.algorithm {
-            Algorithm::NewReno => (self.cwnd / 2).max(SSTHRESH_MIN),
-            Algorithm::Cubic => {
-                cubic.epoch_ms = 0;
-                // Fast convergence: a flow that did not reach its last maximum makes room.
-                cubic.last_max = if self.cwnd < cubic.last_max {
-                    scaled(self.cwnd, 1024 + CUBIC_BETA, 2048)
-                } else {
-                    self.cwnd
-                };
-                scaled(self.cwnd, CUBIC_BETA, 1024).max(SSTHRESH_MIN)
-            }
-        };
-        self.stage = Stage::Later(cubic);
-        ssthresh
+        let (algorithm, cwnd) = (self.algorithm, self.cwnd);
+        let cubic = self.cubic();
+        if algorithm == Algorithm::Cubic {
+            cubic.epoch_ms = 0;
+            // Fast convergence: a flow that did not reach its last maximum makes room.
+            cubic.last_max =
+                if cwnd < cubic.last_max { scaled(cwnd, 1024 + CUBIC_BETA, 2048) } else { cwnd };
+        }
+        self.threshold()
     }
 
     /// Forgets the maximum and the epoch, after a time-out (`bictcp_reset`).
     pub(super) fn restart(&mut self) {
         if let Stage::Later(cubic) = &mut self.stage {
-            *cubic = Cubic { delay_us: NO_SAMPLE, ..Cubic::default() };
+            **cubic = Cubic { delay_us: NO_SAMPLE, ..Cubic::default() };
         }
     }
 
@@ -163,10 +169,8 @@ impl Congestion {
         let per_segment = match self.algorithm {
             Algorithm::NewReno => self.cwnd,
             Algorithm::Cubic => {
-                let mut cubic = self.cubic();
-                let per_segment = cubic.acks_per_segment(self.cwnd, acked, now_us, rtt_us);
-                self.stage = Stage::Later(cubic);
-                per_segment
+                let cwnd = self.cwnd;
+                self.cubic().acks_per_segment(cwnd, acked, now_us, rtt_us)
             }
         };
         self.avoid(per_segment.max(1), acked);

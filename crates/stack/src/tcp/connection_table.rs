@@ -1,8 +1,10 @@
 //! Table of connections by their ends: a hash table with a key, so that nobody can aim at one bucket. It grows by a
 //! bucket at a time (linear hashing), so that no insertion waits for the others, and its order is never visible.
 
+use std::marker::PhantomData;
+
 use super::flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
-use super::slots::Slots;
+use super::slots::{self, Slots};
 
 /// Buckets of an empty table.
 const BUCKETS_MIN: usize = 64;
@@ -18,24 +20,31 @@ pub(super) struct ConnectionTable<T> {
     /// Mask of those bits: the smallest power of two that is not less than the number of buckets, less one.
     /// A bucket that does not exist yet is part of the one without its highest bit.
     mask: u32,
-    entries: Slots<Entry<T>>,
+    entries: Slots<Entry>,
+    values: PhantomData<T>,
+}
+
+/// A value that fits in a word.
+pub(super) trait Word: Copy {
+    fn word(self) -> u32;
+    fn of_word(word: u32) -> Self;
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct Entry {
     flow: PackedFlow,
-    value: T,
-    hash: u32,
+    value: u32,
     /// Next entry of the bucket.
     next: u32,
 }
 
-impl<T: Copy> ConnectionTable<T> {
+impl<T: Word> ConnectionTable<T> {
     /// Memory of one flow, its bucket included.
-    pub(super) const ENTRY_BYTES: usize = size_of::<Entry<T>>() + size_of::<u32>();
+    pub(super) const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<u32>();
 
     pub(super) fn new(hasher: FlowHasher) -> Self {
-        Self { hasher, buckets: vec![NONE; BUCKETS_MIN], mask: MASK_MIN, entries: Slots::default() }
+        let (buckets, entries) = (vec![NONE; BUCKETS_MIN], Slots::default());
+        Self { hasher, buckets, mask: MASK_MIN, entries, values: PhantomData }
     }
 
     pub(super) fn hashed(&self, flow: &Flow) -> HashedFlow {
@@ -59,8 +68,8 @@ impl<T: Copy> ConnectionTable<T> {
         let (flow, hash) = (PackedFlow::of(flow.flow()), flow.high());
         let mut at = self.buckets[self.bucket(hash)];
         while let Some(entry) = self.entries.at(at) {
-            if entry.hash == hash && entry.flow == flow {
-                return Some(entry.value);
+            if entry.flow == flow {
+                return Some(T::of_word(entry.value));
             }
             at = entry.next;
         }
@@ -74,9 +83,9 @@ impl<T: Copy> ConnectionTable<T> {
             self.grow();
         }
         let (flow, hash) = (PackedFlow::of(flow), self.hashed(flow).high());
-        let bucket = self.bucket(hash);
+        let (value, bucket) = (value.word(), self.bucket(hash));
         let next = self.buckets[bucket];
-        self.buckets[bucket] = self.entries.insert(Entry { flow, value, hash, next });
+        self.buckets[bucket] = self.entries.insert(Entry { flow, value, next });
     }
 
     pub(super) fn remove(&mut self, flow: &Flow) {
@@ -85,7 +94,7 @@ impl<T: Copy> ConnectionTable<T> {
         let (mut before, mut at) = (NONE, self.buckets[bucket]);
         while let Some(entry) = self.entries.at(at) {
             let next = entry.next;
-            if entry.hash == hash && entry.flow == flow {
+            if entry.flow == flow {
                 match self.entries.at_mut(before) {
                     Some(before) => before.next = next,
                     None => self.buckets[bucket] = next,
@@ -104,10 +113,12 @@ impl<T: Copy> ConnectionTable<T> {
             self.mask = self.mask << 1 | 1;
         }
         let old = (new & (self.mask >> 1)) as usize;
-        self.buckets.push(NONE);
+        slots::push(&mut self.buckets, NONE);
         let mut at = std::mem::replace(&mut self.buckets[old], NONE);
         while let Some(entry) = self.entries.at_mut(at) {
-            let is_moved = entry.hash & self.mask == new;
+            // Not kept: an idle connection would pay for it.
+            let hash = self.hasher.hashed(&entry.flow.unpacked()).high();
+            let is_moved = hash & self.mask == new;
             let bucket = if is_moved { new as usize } else { old };
             let next = std::mem::replace(&mut entry.next, self.buckets[bucket]);
             self.buckets[bucket] = at;
@@ -123,6 +134,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    impl Word for u32 {
+        fn word(self) -> u32 {
+            self
+        }
+
+        fn of_word(word: u32) -> Self {
+            word
+        }
+    }
 
     proptest! {
         #[test]

@@ -117,9 +117,9 @@ impl HashedFlow {
     }
 }
 
-/// Ends of a connection in the fewest bytes, for tables.
+/// Ends of a connection in the fewest bytes, for tables and handles.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct PackedFlow {
+pub struct PackedFlow {
     /// Addresses of both ends; those of IPv4 in the first four bytes.
     addresses: [[u8; 16]; 2],
     ports: [u16; 2],
@@ -127,7 +127,9 @@ pub(super) struct PackedFlow {
 }
 
 impl PackedFlow {
-    pub(super) fn of(flow: &Flow) -> Self {
+    /// Packs the ends of a connection. Scopes of link-local addresses are not kept.
+    #[must_use]
+    pub fn of(flow: &Flow) -> Self {
         Self {
             addresses: [flow.ours, flow.theirs].map(|address| octets(address.ip())),
             ports: [flow.ours.port(), flow.theirs.port()],
@@ -135,7 +137,9 @@ impl PackedFlow {
         }
     }
 
-    pub(super) fn unpacked(&self) -> Flow {
+    /// The two ends.
+    #[must_use]
+    pub fn unpacked(&self) -> Flow {
         let [ours, theirs] = self.addresses.map(|octets| address(octets, self.is_ipv6));
         let [our_port, their_port] = self.ports;
         Flow { ours: SocketAddr::new(ours, our_port), theirs: SocketAddr::new(theirs, their_port) }

@@ -29,6 +29,7 @@ mod fast_open; //   data in a SYN: cookies, settings
 mod memory; //      limits that all connections share
 mod invalid_limit; // answers to segments out of the window
 mod slots; //       values by index
+mod on_demand; //   values that an idle connection does not keep
 mod timer_wheel; // deadlines
 mod passed; //    connections on their way to another process
 mod division; //  processes that listen on the same ports
@@ -39,10 +40,6 @@ pub mod counters; // named as the kernel's
 pub mod error; //    named as the kernel's
 pub mod kernel_form; // what the kernel's calls read and write
 
-/// Memory of a connection without data, in bytes: its state, its entries in the tables and in the
-/// timer wheel.
-pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
-
 pub use config::{Algorithm, MtuProbing, TcpConfig, TcpOptions};
 pub use connection::{
     BusyTime, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo,
@@ -52,7 +49,7 @@ pub use counters::TcpCounters;
 pub use division::Division;
 pub use error::TcpError;
 pub use fast_open::{FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions};
-pub use flow::{Flow, FlowHasher, HashedFlow};
+pub use flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
 pub use machine::{
     Found, ListenerQueues, Listening, ReusePort, Tcp, TcpDevice, TcpLevels, TcpOut, TcpSocket,
 };

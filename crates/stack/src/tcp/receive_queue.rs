@@ -7,6 +7,7 @@ use std::ops::Range;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::packet::Packet;
 
+use super::on_demand::{Initial, OnDemand};
 use super::seq::{Seq, len_u32};
 
 /// Payloads behind gaps, at most; more are dropped, and sent again by the peer. The memory of the
@@ -138,13 +139,30 @@ fn extended(known: Option<(Seq, Seq)>, (start, end): (Seq, Seq)) -> (Seq, Seq) {
 /// Receive queue of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveQueue {
-    chunks: VecDeque<Chunk>,
-    /// Payloads behind a gap, by their start (`out_of_order_queue`); each ends behind the one before.
-    out_of_order: VecDeque<Payload>,
+    held: OnDemand<Held>,
     /// Unread bytes in order.
     len_bytes: u32,
     /// Memory of chunks and payloads.
     truesize: u32,
+}
+
+/// Bytes in order, and payloads behind a gap.
+#[derive(Debug, Default)]
+struct Held {
+    chunks: VecDeque<Chunk>,
+    /// By their start (`out_of_order_queue`); each ends behind the one before.
+    out_of_order: VecDeque<Payload>,
+}
+
+impl Held {
+    const EMPTY: Self = Self { chunks: VecDeque::new(), out_of_order: VecDeque::new() };
+}
+
+impl Initial for Held {
+    fn initial() -> &'static Self {
+        static EMPTY: Held = Held::EMPTY;
+        &EMPTY
+    }
 }
 
 impl ReceiveQueue {
@@ -158,7 +176,19 @@ impl ReceiveQueue {
     }
 
     pub(super) fn has_gap(&self) -> bool {
-        !self.out_of_order.is_empty()
+        !self.held.out_of_order.is_empty()
+    }
+
+    /// True if it takes memory although there is nothing in it.
+    pub(super) fn is_spare(&self) -> bool {
+        self.held.is_allocated() && self.held.chunks.is_empty() && !self.has_gap()
+    }
+
+    /// Gives the memory of an empty queue back.
+    pub(super) fn release(&mut self) {
+        if self.is_spare() {
+            self.held.release();
+        }
     }
 
     /// Appends a payload that begins at or before `next`, and returns the sequence number behind
@@ -184,7 +214,7 @@ impl ReceiveQueue {
             let truesize = frame.truesize();
             self.len_bytes += len_u32(range.len());
             self.truesize += truesize;
-            self.chunks.push_back(Chunk { bytes: Bytes::Frame(frame), range, truesize });
+            self.held.chunks.push_back(Chunk { bytes: Bytes::Frame(frame), range, truesize });
         }
         payload.end.later(next)
     }
@@ -195,9 +225,9 @@ impl ReceiveQueue {
     pub(super) fn insert_out_of_order(&mut self, payload: Payload, pool: &mut Pool) -> Queued {
         let (start, end) = (payload.start, payload.end_with_fin());
         // First payload that begins at or behind this one.
-        let at = self.out_of_order.partition_point(|other| other.start.is_before(start));
+        let at = self.held.out_of_order.partition_point(|other| other.start.is_before(start));
         let mut duplicate = None;
-        if let Some(before) = at.checked_sub(1).and_then(|at| self.out_of_order.get(at)) {
+        if let Some(before) = at.checked_sub(1).and_then(|at| self.held.out_of_order.get(at)) {
             let before_end = before.end_with_fin();
             if !end.is_after(before_end) {
                 return Queued::Duplicate(payload);
@@ -206,13 +236,13 @@ impl ReceiveQueue {
                 duplicate = Some((start, before_end));
             }
         }
-        if let Some(same) = self.out_of_order.get(at)
+        if let Some(same) = self.held.out_of_order.get(at)
             && same.start == start
             && !end.is_after(same.end_with_fin())
         {
             return Queued::Duplicate(payload);
         }
-        while let Some(covered) = self.out_of_order.get(at) {
+        while let Some(covered) = self.held.out_of_order.get(at) {
             if !end.is_after(covered.start) {
                 break;
             }
@@ -223,11 +253,11 @@ impl ReceiveQueue {
             }
             self.remove_out_of_order(at, pool);
         }
-        if self.out_of_order.len() >= OUT_OF_ORDER_MAX {
+        if self.held.out_of_order.len() >= OUT_OF_ORDER_MAX {
             return Queued::Full(payload);
         }
         self.truesize += payload.truesize();
-        self.out_of_order.insert(at, payload);
+        self.held.out_of_order.insert(at, payload);
         let around =
             if duplicate.is_none() { self.join_run(at, (start, end)) } else { self.walk_run(at) };
         self.mark_run(around);
@@ -236,8 +266,8 @@ impl ReceiveQueue {
 
     /// Run of a payload that fills a gap without overlap: its neighbours know how far theirs reach.
     fn join_run(&self, at: usize, (start, end): (Seq, Seq)) -> (Seq, Seq) {
-        let before = at.checked_sub(1).and_then(|at| self.out_of_order.get(at));
-        let after = self.out_of_order.get(at + 1);
+        let before = at.checked_sub(1).and_then(|at| self.held.out_of_order.get(at));
+        let after = self.held.out_of_order.get(at + 1);
         let first = before.filter(|before| before.end_with_fin() == start);
         let last = after.filter(|after| after.start == end);
         (first.map_or(start, |before| before.run_start), last.map_or(end, |after| after.run_end))
@@ -246,27 +276,30 @@ impl ReceiveQueue {
     /// Run of a payload, found one by one.
     fn walk_run(&self, at: usize) -> (Seq, Seq) {
         let (mut first, mut last) = (at, at);
-        while let Some(next) = self.out_of_order.get(last + 1)
-            && !next.start.is_after(self.out_of_order[last].end_with_fin())
+        while let Some(next) = self.held.out_of_order.get(last + 1)
+            && !next.start.is_after(self.held.out_of_order[last].end_with_fin())
         {
             last += 1;
         }
-        while let Some(before) = first.checked_sub(1).and_then(|at| self.out_of_order.get(at))
-            && !self.out_of_order[first].start.is_after(before.end_with_fin())
+        while let Some(before) = first.checked_sub(1).and_then(|at| self.held.out_of_order.get(at))
+            && !self.held.out_of_order[first].start.is_after(before.end_with_fin())
         {
             first -= 1;
         }
-        (self.out_of_order[first].start, self.out_of_order[last].end_with_fin())
+        (self.held.out_of_order[first].start, self.held.out_of_order[last].end_with_fin())
     }
 
     /// Tells the first and the last payload of a run how far it reaches.
     fn mark_run(&mut self, (start, end): (Seq, Seq)) {
-        let first = self.out_of_order.partition_point(|payload| payload.start.is_before(start));
-        if let Some(payload) = self.out_of_order.get_mut(first) {
+        let first =
+            self.held.out_of_order.partition_point(|payload| payload.start.is_before(start));
+        if let Some(payload) = self.held.out_of_order.get_mut(first) {
             payload.run_end = end;
         }
-        let behind = self.out_of_order.partition_point(|payload| payload.start.is_before(end));
-        if let Some(payload) = behind.checked_sub(1).and_then(|at| self.out_of_order.get_mut(at)) {
+        let behind = self.held.out_of_order.partition_point(|payload| payload.start.is_before(end));
+        if let Some(payload) =
+            behind.checked_sub(1).and_then(|at| self.held.out_of_order.get_mut(at))
+        {
             payload.run_start = start;
         }
     }
@@ -274,11 +307,11 @@ impl ReceiveQueue {
     /// Appends the payloads that the gap before them no longer separates from `next`.
     pub(super) fn append_contiguous(&mut self, next: Seq, pool: &mut Pool) -> Filled {
         let mut filled = Filled { next, is_fin: false, duplicate: None };
-        while let Some(payload) = self.out_of_order.front() {
+        while let Some(payload) = self.held.out_of_order.front() {
             if payload.start.is_after(filled.next) {
                 break;
             }
-            let Some(payload) = self.out_of_order.pop_front() else { break };
+            let Some(payload) = self.held.out_of_order.pop_front() else { break };
             self.truesize -= payload.truesize();
             if payload.start.is_before(next) {
                 filled.note_duplicate((payload.start, payload.end_with_fin().earlier(next)));
@@ -295,17 +328,17 @@ impl ReceiveQueue {
                 return filled;
             }
         }
-        if self.out_of_order.is_empty() && self.out_of_order.capacity() > 16 {
-            self.out_of_order = VecDeque::new();
+        if self.held.out_of_order.is_empty() && self.held.out_of_order.capacity() > 16 {
+            self.held.out_of_order = VecDeque::new();
         }
         filled
     }
 
     /// Drops all payloads behind gaps. Returns their number.
     pub(super) fn drop_out_of_order(&mut self, pool: &mut Pool) -> usize {
-        let count = self.out_of_order.len();
-        while !self.out_of_order.is_empty() {
-            self.remove_out_of_order(self.out_of_order.len() - 1, pool);
+        let count = self.held.out_of_order.len();
+        while !self.held.out_of_order.is_empty() {
+            self.remove_out_of_order(self.held.out_of_order.len() - 1, pool);
         }
         count
     }
@@ -313,19 +346,19 @@ impl ReceiveQueue {
     /// Drops the payloads that are furthest ahead, but none before `seq`, until the memory is at most `limit`: an
     /// eighth of that at a time. Returns their number (`tcp_prune_ofo_queue`).
     pub(super) fn prune(&mut self, seq: Seq, limit: u32, pool: &mut Pool) -> usize {
-        let before = self.out_of_order.len();
+        let before = self.held.out_of_order.len();
         let mut goal = self.truesize.saturating_sub(limit / 8);
-        while let Some(last) = self.out_of_order.back()
+        while let Some(last) = self.held.out_of_order.back()
             && !last.start.is_before(seq)
             && (self.truesize > limit || self.truesize > goal)
         {
-            self.remove_out_of_order(self.out_of_order.len() - 1, pool);
+            self.remove_out_of_order(self.held.out_of_order.len() - 1, pool);
             if self.truesize <= goal && self.truesize > limit {
                 goal = self.truesize.saturating_sub(limit / 8);
             }
         }
-        let pruned = before - self.out_of_order.len();
-        if let Some(last) = self.out_of_order.len().checked_sub(1).filter(|_| pruned > 0) {
+        let pruned = before - self.held.out_of_order.len();
+        if let Some(last) = self.held.out_of_order.len().checked_sub(1).filter(|_| pruned > 0) {
             let run = self.walk_run(last);
             self.mark_run(run);
         }
@@ -333,7 +366,7 @@ impl ReceiveQueue {
     }
 
     fn remove_out_of_order(&mut self, at: usize, pool: &mut Pool) {
-        if let Some(payload) = self.out_of_order.remove(at) {
+        if let Some(payload) = self.held.out_of_order.remove(at) {
             self.truesize -= payload.truesize();
             payload.free(pool);
         }
@@ -343,9 +376,9 @@ impl ReceiveQueue {
     /// first packet on that `is_bloated`, of the bytes of its payload and of its memory (`tcp_collapse`).
     pub(super) fn collapse(&mut self, is_bloated: impl Fn(u32, u32) -> bool, pool: &mut Pool) {
         let is_first = |chunk: &Chunk| is_bloated(len_u32(chunk.range.len()), chunk.truesize);
-        let Some(first) = self.chunks.iter().position(is_first) else { return };
-        let bloated = self.chunks.split_off(first);
-        let kept = std::mem::take(&mut self.chunks);
+        let Some(first) = self.held.chunks.iter().position(is_first) else { return };
+        let bloated = self.held.chunks.split_off(first);
+        let kept = std::mem::take(&mut self.held.chunks);
         let mut packed: VecDeque<Chunk> = VecDeque::new();
         for chunk in bloated {
             let len = chunk.range.len();
@@ -376,21 +409,21 @@ impl ReceiveQueue {
                 chunk.truesize = len_u32(bytes.capacity());
             }
         }
-        self.chunks = kept;
-        self.chunks.extend(packed);
-        let chunks = self.chunks.iter().map(|chunk| chunk.truesize);
-        self.truesize = chunks.chain(self.out_of_order.iter().map(Payload::truesize)).sum();
+        self.held.chunks = kept;
+        self.held.chunks.extend(packed);
+        let chunks = self.held.chunks.iter().map(|chunk| chunk.truesize);
+        self.truesize = chunks.chain(self.held.out_of_order.iter().map(Payload::truesize)).sum();
     }
 
     /// First stretch of unread bytes; empty if there are none.
     pub(super) fn first(&self) -> &[u8] {
-        self.chunks.front().map(Chunk::unread).unwrap_or_default()
+        self.held.chunks.front().map(Chunk::unread).unwrap_or_default()
     }
 
     /// Copies unread bytes, `skip` bytes behind the first one. Returns their number.
     pub(super) fn peek(&self, skip: usize, room: &mut [u8]) -> usize {
         let (mut skip, mut copied) = (skip, 0);
-        for chunk in &self.chunks {
+        for chunk in &self.held.chunks {
             let bytes = chunk.unread();
             let bytes = bytes.get(skip.min(bytes.len())..).unwrap_or_default();
             skip -= skip.min(chunk.range.len());
@@ -406,7 +439,10 @@ impl ReceiveQueue {
 
     /// Removes `len` unread bytes, or all.
     pub(super) fn consume(&mut self, mut len: usize, pool: &mut Pool) {
-        while let Some(chunk) = self.chunks.front_mut() {
+        if self.held.chunks.is_empty() {
+            return;
+        }
+        while let Some(chunk) = self.held.chunks.front_mut() {
             let here = len.min(chunk.range.len());
             chunk.range.start += here;
             len -= here;
@@ -414,14 +450,14 @@ impl ReceiveQueue {
             if !chunk.range.is_empty() {
                 return;
             }
-            if let Some(chunk) = self.chunks.pop_front() {
+            if let Some(chunk) = self.held.chunks.pop_front() {
                 self.truesize -= chunk.truesize;
                 chunk.free(pool);
             }
         }
         // An idle connection keeps no memory.
-        if self.chunks.capacity() > 16 {
-            self.chunks = VecDeque::new();
+        if self.held.chunks.capacity() > 16 {
+            self.held.chunks = VecDeque::new();
         }
     }
 
@@ -461,7 +497,7 @@ mod tests {
             for (at, len, rare) in steps {
                 if rare == 0 {
                     queue.prune(Seq(0), queue.truesize / 2, &mut pool);
-                    let waiting = queue.out_of_order.iter();
+                    let waiting = queue.held.out_of_order.iter();
                     let kept = waiting.flat_map(|payload| payload.start.0..payload.end.0);
                     bytes = kept.collect();
                 }

@@ -17,6 +17,24 @@ enum Slot<T> {
 
 const NONE: u32 = u32::MAX;
 
+/// Part by which a full table grows: places that are not used take at most an eighth more.
+const GROWTH_PART: usize = 8;
+/// Places that it grows by at least.
+const GROWTH_MIN: usize = 8;
+
+/// Adds a value to a table whose memory grows by a part of it at a time, and does not double.
+pub(super) fn push<T>(table: &mut Vec<T>, value: T) {
+    reserve(table, 1);
+    table.push(value);
+}
+
+/// Makes room for more values in such a table.
+pub(super) fn reserve<T>(table: &mut Vec<T>, more: usize) {
+    if table.capacity() - table.len() < more {
+        table.reserve_exact(more.max(GROWTH_MIN).max(table.len() / GROWTH_PART));
+    }
+}
+
 impl<T> Default for Slots<T> {
     fn default() -> Self {
         Self { slots: Vec::new(), free: NONE, len: 0 }
@@ -43,7 +61,7 @@ impl<T> Slots<T> {
             *slot = Slot::Used(value);
             return index;
         }
-        self.slots.push(Slot::Used(value));
+        push(&mut self.slots, Slot::Used(value));
         u32::try_from(self.slots.len() - 1).unwrap_or(NONE)
     }
 

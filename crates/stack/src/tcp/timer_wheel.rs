@@ -1,5 +1,7 @@
 //! Timer wheel: one deadline per socket; arming, moving and cancelling take constant time.
 
+use super::slots;
+
 /// Slots of a level.
 const SLOTS: usize = 256;
 /// Levels, each 256 times as coarse as the one before: 1 ms to 49 days.
@@ -69,6 +71,8 @@ impl TimerWheel {
         }
         let at = at_us.div_ceil(TICK_US).max(self.now + 1);
         if self.timers.len() <= index as usize {
+            let more = index as usize + 1 - self.timers.len();
+            slots::reserve(&mut self.timers, more);
             self.timers.resize(index as usize + 1, Timer::default());
         }
         let timer = self.timers[index as usize];
@@ -80,6 +84,14 @@ impl TimerWheel {
         self.link(index);
         self.armed += 1;
         self.earliest = self.earliest.min(at).max(self.now + 1);
+    }
+
+    /// Arms the timer of `index`, unless it fires until then anyway.
+    pub(super) fn arm_by(&mut self, index: u32, at_us: u64, now_us: u64) {
+        let armed = self.timers.get(index as usize).filter(|timer| timer.slot != NONE);
+        if armed.is_none_or(|timer| timer.at > at_us.div_ceil(TICK_US)) {
+            self.arm(index, at_us, now_us);
+        }
     }
 
     /// Cancels the timer of `index`, if it is armed.
@@ -98,6 +110,10 @@ impl TimerWheel {
         if self.armed == 0 {
             self.now = self.now.max(until);
             self.earliest = u64::MAX / TICK_US;
+            return;
+        }
+        if until == self.now {
+            // What is due was fired in this tick.
             return;
         }
         while self.now < until && fired.len() - first < limit {

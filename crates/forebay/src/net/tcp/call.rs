@@ -10,21 +10,11 @@ use super::super::shared::NetState;
 use super::super::waiting::Deadline;
 use super::wait::{Seen, Wait};
 
-/// Options of a socket's calls, which any thread may change.
-#[derive(Debug, Default)]
-pub(super) struct CallOptions {
-    pub(super) is_nonblocking: AtomicBool,
-    /// Time-out of reads and accepts, in ns; 0 for none.
-    pub(super) read_timeout_ns: AtomicU64,
-    /// Time-out of writes, in ns; 0 for none.
-    pub(super) write_timeout_ns: AtomicU64,
-}
-
 /// Repeats an attempt until it does not block, at most for a time-out. An attempt that would block
-/// tells the number of wake-ups that it has seen.
+/// tells the number of wake-ups that it has seen. `timeout_ns` of 0 means none.
 pub(super) fn wait_for<T>(
     (shared, wait): (&NetState, &Wait),
-    (options, timeout_ns): (&CallOptions, &AtomicU64),
+    (is_nonblocking, timeout_ns): (&AtomicBool, &AtomicU64),
     mut attempt: impl FnMut() -> io::Result<Result<T, Seen>>,
 ) -> io::Result<T> {
     let mut deadline = Deadline::of(timeout_ns);
@@ -44,7 +34,7 @@ pub(super) fn wait_for<T>(
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         // A CPU's own thread must not sleep: its turns bring what it waits for.
-        if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
+        if is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         has_waited = true;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
-use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
+use super::call::{timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::{ListenerWatch, Polled, Seen, StreamWatch, Watch};
@@ -60,7 +60,9 @@ struct ListenerState {
     watch: Arc<ListenerWatch>,
     queues: Arc<ListenerQueues>,
     polled: Polled,
-    options: CallOptions,
+    is_nonblocking: AtomicBool,
+    /// Time-out of accepts, in ns; 0 for none.
+    accept_timeout_ns: AtomicU64,
     /// Keeps the port from the kernel, if the kernel has one of the devices, too.
     reserved: Option<Reserved>,
 }
@@ -151,16 +153,15 @@ impl TcpListener {
         (sockets, watch, queues): Listening,
         reserved: Option<Reserved>,
     ) -> Self {
-        let (shared, options) = (Arc::clone(shared), CallOptions::default());
-        let polled = Polled::default();
         Self(Arc::new(ListenerState {
-            shared,
+            shared: Arc::clone(shared),
             local,
             sockets,
             watch,
             queues,
-            polled,
-            options,
+            polled: Polled::default(),
+            is_nonblocking: AtomicBool::default(),
+            accept_timeout_ns: AtomicU64::default(),
             reserved,
         }))
     }
@@ -231,8 +232,8 @@ impl TcpListener {
     }
 
     fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {
-        let ListenerState { shared, watch, options, .. } = &*self.0;
-        wait_for((shared, &watch.wait), (options, &options.read_timeout_ns), || {
+        let ListenerState { shared, watch, is_nonblocking, accept_timeout_ns, .. } = &*self.0;
+        wait_for((shared, &watch.wait), (is_nonblocking, accept_timeout_ns), || {
             self.try_accept(reserve)
         })
     }
@@ -335,7 +336,7 @@ impl TcpListener {
 
     /// Sets whether [`accept`](Self::accept) returns `WouldBlock` instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.0.options.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+        self.0.is_nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
     /// Sets the time-out of [`accept`](Self::accept).
@@ -343,14 +344,14 @@ impl TcpListener {
     /// # Errors
     /// `InvalidInput` of zero.
     pub fn set_accept_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.options.read_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
+        self.0.accept_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
         Ok(())
     }
 
     /// Time-out of [`accept`](Self::accept).
     #[must_use]
     pub fn accept_timeout(&self) -> Option<Duration> {
-        timeout_of(&self.0.options.read_timeout_ns)
+        timeout_of(&self.0.accept_timeout_ns)
     }
 
     /// Tells pollers of the [descriptor](Self::descriptor) for ever that the listener has ended, before its last handle is

@@ -21,3 +21,6 @@ pub use listener::TcpListener;
 pub(super) use shards::TcpShards;
 pub use stream::TcpStream;
 pub(super) use timers::TcpTicks;
+
+#[cfg(test)]
+mod idle;

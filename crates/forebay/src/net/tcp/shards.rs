@@ -29,6 +29,10 @@ use super::wait::{StreamWatch, Watch};
 /// Shards for each CPU. Two CPUs wait for each other only if they work on one shard at a time.
 const SHARDS_PER_CPU: usize = 32;
 
+/// Part by which a full table of waiters grows, and places that it grows by at least.
+const GROWTH_PART: usize = 8;
+const WATCHES_MIN: usize = 8;
+
 /// CPU that looks for memory.
 pub(super) const MEMORY_CPU: CpuIndex = CpuIndex(0);
 
@@ -75,8 +79,9 @@ struct Work<'a, R> {
 /// Part of the connections.
 pub(super) struct Shard {
     pub(super) tcp: Tcp,
-    /// Waiters of each socket that the application has, by [`TcpSocket::index`].
-    watches: Vec<Option<(TcpSocket, Watch)>>,
+    /// Waiters of each socket that the application has, by [`TcpSocket::index`]: an index is used again only after the
+    /// application has closed the socket.
+    watches: Vec<Option<Watch>>,
     /// Segments to be sent; empty between calls.
     packets: Vec<Packet>,
     /// Sockets whose readiness grew; empty between calls.
@@ -209,8 +214,10 @@ impl TcpShards {
     pub(super) fn flows_of(&self, shard: ShardIndex, hash: FlowHash, most: usize) -> Vec<Flow> {
         let shard = self.shard(shard);
         let is_of = |watch: &Watch| matches!(watch, Watch::Stream(it) if it.hash() == Some(hash));
-        let watched = shard.watches.iter().flatten().filter(|(_, watch)| is_of(watch));
-        watched.filter_map(|(socket, _)| shard.tcp.flow(*socket).ok()).take(most).collect()
+        let watched = shard.watches.iter().enumerate();
+        let watched = watched.filter(|(_, watch)| watch.as_ref().is_some_and(is_of));
+        let sockets = watched.filter_map(|(index, _)| shard.tcp.socket_at(index));
+        sockets.filter_map(|socket| shard.tcp.flow(socket).ok()).take(most).collect()
     }
 
     pub(super) fn shard(&self, ShardIndex(index): ShardIndex) -> MutexGuard<'_, Shard> {
@@ -262,17 +269,21 @@ impl Shard {
     }
 
     fn watch_of(&self, socket: TcpSocket) -> Option<&Watch> {
-        let (of, watch) = self.watches.get(socket.index())?.as_ref()?;
-        (*of == socket).then_some(watch)
+        self.watches.get(socket.index())?.as_ref()
     }
 
     /// Registers the waiters of a socket.
     fn watch(&mut self, socket: TcpSocket, watch: Watch) {
         let index = socket.index();
         if self.watches.len() <= index {
+            let more = index + 1 - self.watches.len();
+            if self.watches.capacity() <= index {
+                // Not twice as much: an idle connection pays for it.
+                self.watches.reserve_exact(more.max(WATCHES_MIN).max(index / GROWTH_PART));
+            }
             self.watches.resize_with(index + 1, || None);
         }
-        self.watches[index] = Some((socket, watch));
+        self.watches[index] = Some(watch);
         // Nobody waits yet.
         let _ = self.set_readiness(socket);
     }
@@ -280,7 +291,7 @@ impl Shard {
     /// Forgets the waiters of a socket.
     fn unwatch(&mut self, socket: TcpSocket) {
         if let Some(place) = self.watches.get_mut(socket.index()) {
-            place.take_if(|(of, _)| *of == socket);
+            *place = None;
         }
     }
 
@@ -386,10 +397,12 @@ impl NetState {
         ShardSocket { shard: index, socket }: ShardSocket,
         reserved: Option<Reserved>,
     ) {
-        // Ignored: the socket may have ended with the run.
         let work = self.work(index, |tcp, out| tcp.close(socket, out));
-        let Work { mut shard, gathered_by, .. } = work;
-        shard.unwatch(socket);
+        let Work { mut shard, result: closed, gathered_by, .. } = work;
+        // A socket that ended with the run may have left its index to another.
+        if closed.is_ok() {
+            shard.unwatch(socket);
+        }
         if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
             shard.orphans.push((socket, reserved));
         }
@@ -438,7 +451,7 @@ impl NetState {
         for index in self.tcp.indices() {
             self.call_tcp(index, Tcp::abort_all);
             let shard = self.tcp.shard(index);
-            shard.watches.iter().flatten().for_each(|(_, watch)| watch.end());
+            shard.watches.iter().flatten().for_each(Watch::end);
         }
     }
 

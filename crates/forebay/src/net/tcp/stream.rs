@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use std::{fmt, iter};
 
@@ -12,13 +12,13 @@ use forebay_engine::CpuThread;
 use forebay_rx::Handler;
 use forebay_stack::socket::shown;
 use forebay_stack::tcp::{
-    Flow, ReadMode, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags,
+    Flow, PackedFlow, ReadMode, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags,
 };
 
 use super::super::Net;
 use super::super::shared::NetState;
 use super::super::unbound::try_each;
-use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
+use super::call::{timeout_ns, timeout_of, wait_for};
 use super::connect;
 use super::shards::{Reserved, ShardSocket};
 use super::wait::{Polled, StreamWatch, Watch};
@@ -43,15 +43,20 @@ enum CallKind {
 struct StreamState {
     shared: Arc<NetState>,
     place: ShardSocket,
-    flow: Flow,
-    /// True if the application sees IPv4 addresses as IPv6 ones.
-    is_mapped: bool,
     watch: Arc<StreamWatch>,
     polled: Polled,
-    options: CallOptions,
+    /// Time-outs of reads and writes, in ns; 0 for none.
+    read_timeout_ns: AtomicU64,
+    write_timeout_ns: AtomicU64,
     /// Keeps the port from the kernel, if the kernel has the device, too.
     reserved: Option<Reserved>,
+    ends: PackedFlow,
+    /// True if the application sees IPv4 addresses as IPv6 ones.
+    is_mapped: bool,
+    is_nonblocking: AtomicBool,
 }
+
+const _: () = assert!(size_of::<StreamState>() <= 112, "TCP-12: handle of an idle connection");
 
 impl TcpStream {
     /// Opens a connection to the first address that answers. The calling thread must be in the network
@@ -120,29 +125,30 @@ impl TcpStream {
         let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
         watch.wait.tell();
-        let (options, polled) = (CallOptions::default(), Polled::default());
         Self(Arc::new(StreamState {
             shared,
             place,
-            flow,
-            is_mapped,
             watch,
-            polled,
-            options,
+            polled: Polled::default(),
+            read_timeout_ns: AtomicU64::default(),
+            write_timeout_ns: AtomicU64::default(),
             reserved,
+            ends: PackedFlow::of(&flow),
+            is_mapped,
+            is_nonblocking: AtomicBool::default(),
         }))
     }
 
     /// Address of this end.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        self.0.shown(self.0.flow.ours)
+        self.0.shown(self.0.ends.unpacked().ours)
     }
 
     /// Address of the peer.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
-        self.0.shown(self.0.flow.theirs)
+        self.0.shown(self.0.ends.unpacked().theirs)
     }
 
     /// Copies received bytes, and leaves them there.
@@ -309,7 +315,7 @@ impl TcpStream {
 
     /// Sets whether calls return `WouldBlock` instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) {
-        self.0.options.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+        self.0.is_nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
     /// Sets the time-out of reads.
@@ -317,7 +323,7 @@ impl TcpStream {
     /// # Errors
     /// `InvalidInput` of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.options.read_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
+        self.0.read_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
         Ok(())
     }
 
@@ -326,20 +332,20 @@ impl TcpStream {
     /// # Errors
     /// As [`set_read_timeout`](Self::set_read_timeout).
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.options.write_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
+        self.0.write_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
         Ok(())
     }
 
     /// Time-out of reads.
     #[must_use]
     pub fn read_timeout(&self) -> Option<Duration> {
-        timeout_of(&self.0.options.read_timeout_ns)
+        timeout_of(&self.0.read_timeout_ns)
     }
 
     /// Time-out of writes.
     #[must_use]
     pub fn write_timeout(&self) -> Option<Duration> {
-        timeout_of(&self.0.options.write_timeout_ns)
+        timeout_of(&self.0.write_timeout_ns)
     }
 
     /// Descriptor to poll. It is readable and writable as the connection is; nothing can be read from
@@ -425,10 +431,10 @@ impl StreamState {
         let wait = &self.watch.wait;
         let timeout_ns = match kind {
             CallKind::Open => &AtomicU64::new(0),
-            CallKind::Read => &self.options.read_timeout_ns,
-            CallKind::Write => &self.options.write_timeout_ns,
+            CallKind::Read => &self.read_timeout_ns,
+            CallKind::Write => &self.write_timeout_ns,
         };
-        wait_for((&self.shared, wait), (&self.options, timeout_ns), || {
+        wait_for((&self.shared, wait), (&self.is_nonblocking, timeout_ns), || {
             // First: news that come while the connection is not locked end the sleep.
             let seen = wait.seen();
             let (result, has_room) = self.call(|tcp, out| {
@@ -473,7 +479,7 @@ impl StreamState {
 
     /// Address as the application sees it.
     fn shown(&self, address: SocketAddr) -> SocketAddr {
-        let scoped = self.shared.routes().scoped(address, self.flow.ours.ip());
+        let scoped = self.shared.routes().scoped(address, self.ends.unpacked().ours.ip());
         shown(scoped, self.is_mapped)
     }
 }

@@ -26,8 +26,6 @@ pub(super) enum Watch {
 #[derive(Default)]
 pub(super) struct StreamWatch {
     pub(super) wait: Wait,
-    /// Flow hash of the last segment; 0 before the first.
-    hash: AtomicU32,
 }
 
 /// Waiters of a listener, and its connections that wait to be accepted.
@@ -80,16 +78,16 @@ impl StreamWatch {
     pub(super) fn with_readiness(
         (setter, descriptor): (ReadinessSetter, ReadinessDescriptor),
     ) -> Self {
-        Self { wait: Wait::with_readiness(setter, descriptor), ..Self::default() }
+        Self { wait: Wait::with_readiness(setter, descriptor) }
     }
 
     pub(super) fn set_hash(&self, hash: FlowHash) {
-        self.hash.store(hash.0, Ordering::Relaxed);
+        self.wait.hash.store(hash.0, Ordering::Relaxed);
     }
 
     /// Flow hash of the connection's packets; `None` before the first.
     pub(super) fn hash(&self) -> Option<FlowHash> {
-        Some(self.hash.load(Ordering::Relaxed)).filter(|hash| *hash != 0).map(FlowHash)
+        Some(self.wait.hash.load(Ordering::Relaxed)).filter(|hash| *hash != 0).map(FlowHash)
     }
 }
 
@@ -127,21 +125,21 @@ impl ListenerWatch {
     }
 }
 
-/// Number of wake-ups that a waiter has seen.
+/// Number of wake-ups that a waiter has seen, modulo 2^32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Seen(u64);
+pub(super) struct Seen(u32);
 
-/// Waiters that are not told yet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Untold {
-    /// As many as this; none at first.
-    Count(u32),
-    All,
-}
+/// Number of waiters that are not told yet.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Untold(u16);
 
-impl Default for Untold {
-    fn default() -> Self {
-        Self::Count(0)
+impl Untold {
+    const NOBODY: Self = Self(0);
+    /// So many that all are told.
+    const ALL: Self = Self(u16::MAX);
+
+    fn one_more(self) -> Self {
+        Self(self.0.saturating_add(1))
     }
 }
 
@@ -150,24 +148,32 @@ impl Default for Untold {
 pub(super) struct Wait {
     state: Mutex<State>,
     changed: Condvar,
+    /// Flow hash of the last segment of a connection; 0 before the first, and of listeners. Here it takes no room.
+    hash: AtomicU32,
 }
+
+const _: () = assert!(size_of::<StreamWatch>() <= 40, "TCP-12: waiters of an idle connection");
 
 #[derive(Default)]
 struct State {
-    wakes: u64,
-    untold: Untold,
+    wakes: u32,
     sleepers: u32,
+    untold: Untold,
     is_readable: bool,
     is_writable: bool,
-    /// True if it was not so for a time of which pollers are not told yet.
-    fell_readable: bool,
-    fell_writable: bool,
     /// Sides of the connection that have ended.
     ended: Ended,
     /// True while a write waits for memory that other connections use.
     lacks_memory: bool,
     /// True once the run has ended: all calls return, so that pollers must make them.
     has_ended: bool,
+    /// `None` as long as there were none.
+    others: Option<Box<Others>>,
+}
+
+/// Waiters that do not sleep.
+#[derive(Default)]
+struct Others {
     pollers: Option<Pollers>,
     /// CPUs whose threads wait in their own turns.
     inline: Vec<(CpuId, Waker)>,
@@ -178,6 +184,15 @@ struct Pollers {
     /// Dropped before the setter, whose end would be told as the connection's.
     descriptor: Arc<ReadinessDescriptor>,
     setter: ReadinessSetter,
+    /// True if the socket was not so for a time of which they are not told yet.
+    fell_readable: bool,
+    fell_writable: bool,
+}
+
+impl Pollers {
+    fn new(setter: ReadinessSetter, descriptor: Arc<ReadinessDescriptor>) -> Self {
+        Self { descriptor, setter, fell_readable: false, fell_writable: false }
+    }
 }
 
 /// Descriptor of a socket's handles, which ends with the last of them: not with the engine's references to its
@@ -198,7 +213,7 @@ impl Polled {
     /// Closes the descriptor: nothing is told from then on.
     pub(super) fn close(&mut self, wait: &Wait) {
         // Whoever tells has the state locked.
-        let pollers = wait.state().pollers.take();
+        let pollers = wait.state().others.as_mut().and_then(|others| others.pollers.take());
         drop(self.0.take());
         drop(pollers);
     }
@@ -206,8 +221,9 @@ impl Polled {
 
 impl Wait {
     fn with_readiness(setter: ReadinessSetter, descriptor: ReadinessDescriptor) -> Self {
-        let pollers = Some(Pollers { descriptor: Arc::new(descriptor), setter });
-        Self { state: State { pollers, ..State::default() }.into(), ..Self::default() }
+        let pollers = Some(Pollers::new(setter, Arc::new(descriptor)));
+        let others = Some(Box::new(Others { pollers, ..Others::default() }));
+        Self { state: State { others, ..State::default() }.into(), ..Self::default() }
     }
 
     /// Sets what the socket is ready for. Returns true if the waiters are to be [told](Self::tell).
@@ -222,14 +238,16 @@ impl Wait {
             || ended > state.ended;
         let is_same = (state.is_readable, state.is_writable, state.ended)
             == (is_readable, is_writable, ended);
-        state.fell_readable |= state.is_readable && !is_readable;
-        state.fell_writable |= state.is_writable && !is_writable;
+        let fell_readable = state.is_readable && !is_readable;
+        let fell_writable = state.is_writable && !is_writable;
         (state.is_readable, state.is_writable, state.ended) = (is_readable, is_writable, ended);
         if grew {
-            state.wakes += 1;
-            state.untold = Untold::All;
+            state.wake_all();
         }
-        grew || !is_same && state.pollers.is_some()
+        let Some(pollers) = state.pollers() else { return grew };
+        pollers.fell_readable |= fell_readable;
+        pollers.fell_writable |= fell_writable;
+        grew || !is_same
     }
 
     /// Notes that a write found no memory. Returns true if that was not known.
@@ -244,8 +262,7 @@ impl Wait {
     pub(super) fn memory_is_back(&self) {
         let mut state = self.state();
         state.lacks_memory = false;
-        state.wakes += 1;
-        state.untold = Untold::All;
+        state.wake_all();
         drop(state);
         self.tell();
     }
@@ -254,11 +271,8 @@ impl Wait {
     pub(super) fn set_one_more(&self) {
         let mut state = self.state();
         (state.is_readable, state.is_writable) = (true, false);
-        state.wakes += 1;
-        state.untold = match state.untold {
-            Untold::Count(count) => Untold::Count(count + 1),
-            Untold::All => Untold::All,
-        };
+        state.wakes = state.wakes.wrapping_add(1);
+        state.untold = state.untold.one_more();
     }
 
     /// Tells the waiters what was set.
@@ -266,16 +280,18 @@ impl Wait {
         let mut state = self.state();
         state.tell_pollers();
         let untold = mem::take(&mut state.untold);
-        if untold != Untold::default() {
-            state.inline.iter().for_each(|(_, wake)| wake());
+        if untold != Untold::NOBODY
+            && let Some(others) = &state.others
+        {
+            others.inline.iter().for_each(|(_, wake)| wake());
         }
         if state.sleepers == 0 {
             return;
         }
         drop(state);
         match untold {
-            Untold::All => self.changed.notify_all(),
-            Untold::Count(count) => (0..count).for_each(|_| self.changed.notify_one()),
+            Untold::ALL => self.changed.notify_all(),
+            Untold(count) => (0..count).for_each(|_| self.changed.notify_one()),
         }
     }
 
@@ -284,8 +300,7 @@ impl Wait {
         let mut state = self.state();
         state.has_ended = true;
         (state.is_readable, state.is_writable) = (true, true);
-        state.wakes += 1;
-        state.untold = Untold::All;
+        state.wake_all();
         drop(state);
         self.tell();
     }
@@ -320,20 +335,22 @@ impl Wait {
     /// Adds a CPU whose thread waits in its own turns.
     pub(super) fn add_inline(&self, cpu: CpuId, wake: impl FnOnce() -> Waker) {
         let mut state = self.state();
-        if state.inline.iter().all(|(of, _)| *of != cpu) {
-            state.inline.push((cpu, wake()));
+        let inline = &mut state.others.get_or_insert_default().inline;
+        if inline.iter().all(|(of, _)| *of != cpu) {
+            inline.push((cpu, wake()));
         }
     }
 
     /// Descriptor that is polled, created on first use.
     fn descriptor(&self) -> io::Result<Arc<ReadinessDescriptor>> {
         let mut state = self.state();
-        if let Some(pollers) = &state.pollers {
+        if let Some(pollers) = state.pollers() {
             return Ok(Arc::clone(&pollers.descriptor));
         }
         let (setter, descriptor) = readiness()?;
         let descriptor = Arc::new(descriptor);
-        state.pollers = Some(Pollers { descriptor: Arc::clone(&descriptor), setter });
+        let pollers = Pollers::new(setter, Arc::clone(&descriptor));
+        state.others.get_or_insert_default().pollers = Some(pollers);
         state.tell_pollers();
         Ok(descriptor)
     }
@@ -344,25 +361,37 @@ impl Wait {
 }
 
 impl State {
+    fn pollers(&mut self) -> Option<&mut Pollers> {
+        self.others.as_mut()?.pollers.as_mut()
+    }
+
+    /// Counts a wake-up of all waiters, who are to be told.
+    fn wake_all(&mut self) {
+        self.wakes = self.wakes.wrapping_add(1);
+        self.untold = Untold::ALL;
+    }
+
     fn tell_pollers(&mut self) {
-        let fell_readable = mem::take(&mut self.fell_readable);
-        let fell_writable = mem::take(&mut self.fell_writable);
-        let Some(Pollers { descriptor, setter }) = &mut self.pollers else { return };
+        let is_writable = self.is_writable && (!self.lacks_memory || self.has_ended);
+        let (is_readable, ended) = (self.is_readable, self.ended);
+        let Some(pollers) = self.pollers() else { return };
+        let fell_readable = mem::take(&mut pollers.fell_readable);
+        let fell_writable = mem::take(&mut pollers.fell_writable);
+        let Pollers { descriptor, setter, .. } = pollers;
         // What fell and rose again before this call is an edge, for which `EPOLLET` waits.
-        if fell_readable || !self.is_readable {
+        if fell_readable || !is_readable {
             setter.not_readable(descriptor);
         }
-        if self.is_readable {
+        if is_readable {
             setter.readable();
         }
-        let is_writable = self.is_writable && (!self.lacks_memory || self.has_ended);
         if fell_writable || !is_writable {
             setter.not_writable(descriptor);
         }
         if is_writable {
             setter.writable();
         }
-        setter.end(self.ended, descriptor);
+        setter.end(ended, descriptor);
     }
 }
 

@@ -250,7 +250,7 @@ impl Connection {
         }
         self.sent.trim(ack);
         if self.sent.is_empty() {
-            self.recovery.known_blocks = None;
+            self.recovery.repair.known_blocks = None;
             self.end_sending(Sending::Busy, cx.now_us);
         }
         if !facts.una_advanced {

@@ -7,6 +7,7 @@ use super::super::error::TcpError;
 use super::super::seq::Seq;
 use super::busy_time::Sending;
 use super::fast_open::Opening;
+use super::options::ConnectionOptions;
 use super::{Connection, Context, State, Substate};
 
 /// Readiness of a socket.
@@ -193,7 +194,7 @@ impl Connection {
                 cx.counters.abort_on_close.add(1);
                 self.abort(cx);
             }
-            _ if self.options.linger_s == Some(0) => {
+            _ if self.options.rare.linger_s == Some(0) => {
                 cx.counters.abort_on_linger.add(1);
                 self.disconnect(cx);
             }
@@ -256,8 +257,9 @@ impl Connection {
 
     /// Replaces the socket's options. Those of the handshake keep what was agreed.
     pub(in crate::tcp) fn set_options(&mut self, options: TcpOptions, cx: &mut Context<'_>) {
-        let before = std::mem::replace(&mut self.options, options);
-        self.options.max_segment = before.max_segment;
+        let before = self.options.get();
+        let options = TcpOptions { max_segment: before.max_segment, ..options };
+        self.options = ConnectionOptions::of(&options);
         if options.keepalive != before.keepalive {
             self.arm_keepalive(cx.now_us);
         } else if options.keepalive_idle_us != before.keepalive_idle_us {
@@ -288,16 +290,16 @@ impl Connection {
 
     /// Sends what waits to fill a segment (`TCP_NAGLE_PUSH`).
     pub(in crate::tcp) fn push(&mut self, cx: &mut Context<'_>) {
-        let Connection { options, .. } = self;
-        let before =
-            std::mem::replace(options, TcpOptions { cork: false, nodelay: true, ..*options });
+        let options = &mut self.options;
+        let before = (options.cork, options.nodelay);
+        (options.cork, options.nodelay) = (false, true);
         self.send_queued(cx);
-        self.options = before;
+        (self.options.cork, self.options.nodelay) = before;
     }
 
     /// Lets a reader wait for so many bytes (`SO_RCVLOWAT`).
     pub(in crate::tcp) fn fit_low_water(&mut self, len: u32, cx: &Context<'_>) {
-        if self.options.rcvbuf.is_none() {
+        if self.options.rare.rcvbuf.is_none() {
             self.receive.buffer.fit_low_water(len.min(cx.config.rmem.1 / 2));
         }
     }

@@ -227,7 +227,7 @@ impl Connection {
         // One more than of a handshake: an application may work on it already.
         let of_host = cx.config.synack_retries.saturating_add(1);
         let timeouts = self.recovery.syn_timeouts;
-        if timeouts >= self.options.syn_retries.map_or(of_host, NonZeroU8::get) {
+        if timeouts >= self.options.rare.syn_retries.map_or(of_host, NonZeroU8::get) {
             return self.give_up(cx);
         }
         if self.recovery.retransmits == 1 {
@@ -236,8 +236,8 @@ impl Connection {
         self.resend_answer(cx);
         self.recovery.syn_timeouts = timeouts + 1;
         self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
-        if self.recovery.retransmit_stamp_us == 0 {
-            self.recovery.retransmit_stamp_us = cx.now_us;
+        if self.recovery.repair.retransmit_stamp_us == 0 {
+            self.recovery.repair.retransmit_stamp_us = cx.now_us;
         }
         let wait_us = RTO_INITIAL_US << (timeouts + 1).min(7);
         self.timers.set_retransmit(cx.now_us + wait_us.min(RTO_MAX_US));
@@ -263,7 +263,7 @@ impl Connection {
         }
         self.recovery.retransmits = 0;
         if self.recovery.phase != Phase::Recovery && self.sent.retransmitted == 0 {
-            self.recovery.retransmit_stamp_us = 0;
+            self.recovery.repair.retransmit_stamp_us = 0;
         }
         self.rearm_retransmit(cx.now_us);
     }
@@ -399,7 +399,8 @@ impl Connection {
         for index in 0..self.sent.len() as usize {
             self.mark_lost(index, &mut facts);
         }
-        self.sent.split_all(self.segment_room());
+        let room = self.segment_room();
+        self.sent.split_all(room);
         self.enter_simple_recovery();
         self.resend_lost(cx);
     }

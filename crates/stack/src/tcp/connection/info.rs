@@ -284,7 +284,7 @@ impl Connection {
         info.announced_mss_bytes = self.announced_mss();
         if self.recovery.retransmits > 0 {
             (info.phase, info.lost, info.cwnd) = (Phase::Loss, 1, 1);
-            info.ssthresh = self.congestion.clone().reduced();
+            info.ssthresh = self.congestion.threshold();
         }
     }
 

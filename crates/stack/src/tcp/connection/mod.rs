@@ -34,6 +34,8 @@ mod mtu_search; //  the largest packet of the path, by probes
 mod calls; //       the application's calls
 mod tally; //       numbers of bytes and segments
 mod busy_time; //   times of waiting
+mod options; //     the socket's options
+mod spare; //       memory that an idle connection gives back
 mod info; //        state for observers
 mod passing; //     what another process goes on with
 
@@ -47,6 +49,7 @@ pub use icmp::PathError;
 pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
 pub use recovery::Phase;
+pub(super) use spare::IDLE_US;
 pub use tally::Tally;
 pub(super) use window::{ReceiveWindow, scale_for};
 pub use write::WriteFlags;
@@ -54,11 +57,12 @@ pub use write::WriteFlags;
 use self::delayed_ack::DelayedAck;
 use self::fast_open::Opening;
 use self::mtu_search::MtuSearch;
+use self::options::ConnectionOptions;
 use self::recovery::Recovery;
 use self::scoreboard::Scoreboard;
 use self::timers::Timers;
 use self::urgent::Urgent;
-use super::config::{TcpConfig, TcpOptions};
+use super::config::TcpConfig;
 use super::congestion::Congestion;
 use super::counters::TcpCounters;
 use super::error::TcpError;
@@ -66,6 +70,7 @@ use super::fast_open::FastOpenCache;
 use super::flow::{Flow, PackedFlow};
 use super::invalid_limit::InvalidLimit;
 use super::memory::{Charge, Pressure};
+use super::on_demand::OnDemand;
 use super::receive_queue::ReceiveQueue;
 use super::rtt::RoundTrip;
 use super::sack::SackReport;
@@ -249,12 +254,12 @@ pub(super) struct Shut {
 pub(super) struct Connection {
     ends: PackedFlow,
     pub(super) state: State,
-    pub(super) options: TcpOptions,
+    pub(super) options: ConnectionOptions,
     agreed: Agreed,
     timestamp_offset: u32,
     send: SendState,
     receive: ReceiveState,
-    sent: Scoreboard,
+    sent: OnDemand<Scoreboard>,
     recovery: Recovery,
     congestion: Congestion,
     rtt: RoundTrip,
@@ -355,7 +360,7 @@ impl Connection {
         self.opening.forget(Opening::AWAITS_ACK.with(Opening::WAITS_FOR_DATA));
         self.shut = Shut { receive: true, send: true };
         self.timers.clear();
-        self.sent.clear();
+        self.sent.release();
         self.send.queue.acknowledge(self.send.queue.end());
         self.receive.queue.drop_out_of_order(cx.pool);
         if self.is_orphan {

@@ -80,7 +80,7 @@ impl Connection {
 
     /// Largest segment that the peer and the user allow, its options counted (`mss_clamp`).
     fn largest_segment(&self) -> u32 {
-        self.options.max_segment.map_or(u32::MAX, u32::from).min(self.send.peer_mss)
+        self.options.rare.max_segment.map_or(u32::MAX, u32::from).min(self.send.peer_mss)
     }
 
     /// Options that each segment has.
@@ -180,7 +180,7 @@ impl Connection {
         // As many bytes as before, in fewer segments.
         let bytes = u64::from(self.congestion.cwnd) * u64::from(self.packet_of(self.send.mss));
         let cwnd = u32::try_from(bytes / u64::from(probe.packet_bytes)).unwrap_or(u32::MAX);
-        self.recovery.prior_ssthresh = self.current_ssthresh();
+        self.recovery.repair.prior_ssthresh = self.current_ssthresh();
         self.congestion.set(cwnd);
         self.recovery.stamp_window(cx.now_us);
         self.congestion.ssthresh = self.current_ssthresh();
@@ -211,7 +211,7 @@ impl Connection {
         if config.mtu_probing == MtuProbing::Off {
             return false;
         }
-        let since_us = self.recovery.retransmit_stamp_us;
+        let since_us = self.recovery.repair.retransmit_stamp_us;
         let after_us = retransmission_time_us(config.retries1, RTO_MIN_US);
         let is_due = self.recovery.retransmits > 0
             && since_us > 0

@@ -9,6 +9,7 @@ use super::super::congestion::Congestion;
 use super::super::error::TcpError;
 use super::super::flow::{Flow, PackedFlow};
 use super::super::invalid_limit::InvalidLimit;
+use super::super::on_demand::OnDemand;
 use super::super::receive_queue::ReceiveQueue;
 use super::super::rtt::RoundTrip;
 use super::super::sack::SackReport;
@@ -18,12 +19,13 @@ use super::super::wire::{Flags, Options, Segment};
 use super::busy_time::BusyTime;
 use super::fast_open::{FastConnect, Opening};
 use super::info::Resent;
+use super::options::ConnectionOptions;
 use super::scoreboard::Marks;
 use super::tally::Tally;
 use super::window::{ReceiveWindow, scale_for};
 use super::{
-    Agreed, Connection, Context, DelayedAck, ReceiveState, Recovery, Scoreboard, SendState, Shut,
-    State, Timers, WindowScales,
+    Agreed, Connection, Context, DelayedAck, ReceiveState, Recovery, SendState, Shut, State,
+    Timers, WindowScales,
 };
 
 /// Size of a packet to which a tiny window cannot push the segments, and of a header.
@@ -104,12 +106,12 @@ impl Connection {
         Self {
             ends: PackedFlow::of(&flow),
             state: State::Closed,
-            options,
+            options: ConnectionOptions::of(&options),
             agreed: Agreed::default(),
             timestamp_offset: begin.timestamp_offset,
             send,
             receive,
-            sent: Scoreboard::default(),
+            sent: OnDemand::default(),
             recovery: Recovery::new(sequence),
             congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
             rtt: RoundTrip::default(),
@@ -164,7 +166,7 @@ impl Connection {
         self.opening.forget(Opening::WAITS_FOR_DATA);
         let end = self.send.initial + 1;
         (self.send.next, self.send.pushed) = (end, end);
-        self.recovery.retransmit_stamp_us = cx.now_us;
+        self.recovery.repair.retransmit_stamp_us = cx.now_us;
         let marks = Marks { is_syn: true, ..Marks::default() };
         self.record_sent(self.send.initial, end, marks, cx);
         let len_bytes = self.put_into_syn(fast, cx);
@@ -211,7 +213,7 @@ impl Connection {
     /// Segment size that our SYNs announce.
     pub(super) fn announced_mss(&self) -> u32 {
         let of_path = self.send.path_mtu.saturating_sub(self.flow().header_bytes());
-        of_path.min(self.options.max_segment.map_or(u32::MAX, u32::from)).max(MIN_MSS)
+        of_path.min(self.options.rare.max_segment.map_or(u32::MAX, u32::from)).max(MIN_MSS)
     }
 
     /// Payload of the peer's full segments, by what our SYN announced (`advmss`).
@@ -337,7 +339,8 @@ impl Connection {
             return self.send_queued(cx);
         }
         let has_data = self.send.queue.len_bytes() > 0 || self.send.fin;
-        let awaits_more = self.options.defer_retries > 0 || self.opening.has(Opening::WRITER_WAITS);
+        let awaits_more =
+            self.options.rare.defer_retries > 0 || self.opening.has(Opening::WRITER_WAITS);
         if !has_data && (awaits_more || self.delayed.is_interactive()) {
             // Saves an ACK: data are announced.
             self.delayed.schedule();
@@ -355,7 +358,7 @@ impl Connection {
 
     /// Timestamp of the first SYN.
     fn first_stamp(&self) -> u32 {
-        self.timestamp(self.recovery.retransmit_stamp_us)
+        self.timestamp(self.recovery.repair.retransmit_stamp_us)
     }
 
     /// True if the peer did not answer the first SYN, as far as can be told (`tcp_try_undo_spurious_syn`).
@@ -404,7 +407,7 @@ impl Connection {
         let mss = announced.min(self.send.mss);
         let sizes = (self.receive.window, announced, self.agreed.receive_scale());
         self.receive.buffer.begin(self.receive.next, sizes, cx.now_us);
-        if self.options.sndbuf.is_none() {
+        if self.options.rare.sndbuf.is_none() {
             self.expand_send_buffer(cx);
         }
         self.delayed.begin(self.receive.window, mss);

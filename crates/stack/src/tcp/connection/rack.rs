@@ -8,21 +8,35 @@ use super::recovery::Phase;
 use super::scoreboard::Sent;
 use super::{Connection, Context};
 
-/// Latest segment that is known to be delivered.
+/// Reordering window, as D-SACKs have widened it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Rack {
-    /// Time of its last transmission, in µs.
-    sent_us: u64,
-    end: Seq,
-    /// Round trip of that transmission, in µs.
-    rtt_us: u32,
     /// `snd_nxt` when the reordering window was last widened.
     widened_at: Seq,
     /// Steps by which the window is widened, and recoveries for which it stays so.
     wider_steps: u8,
     wider_recoveries: u8,
+}
+
+/// Latest segment that is known to be delivered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Delivered {
+    /// Time of its last transmission, in µs.
+    sent_us: u64,
+    end: Seq,
+    /// Round trip of that transmission, in µs.
+    rtt_us: u32,
     /// True if an ACK delivered one since losses were looked for.
     advanced: bool,
+}
+
+impl Delivered {
+    pub(super) const INITIAL: Self = Self { sent_us: 0, end: Seq(0), rtt_us: 0, advanced: false };
+
+    /// Has the next ACK look for losses again.
+    pub(super) fn look_again(&mut self) {
+        self.advanced = true;
+    }
 }
 
 /// Recoveries after which a reordering window is as narrow as at first (RFC 8985, section 6.2).
@@ -37,11 +51,6 @@ impl Rack {
             self.wider_recoveries = WIDER_RECOVERIES;
             self.widened_at = next;
         }
-    }
-
-    /// Has the next ACK look for losses again.
-    pub(super) fn look_again(&mut self) {
-        self.advanced = true;
     }
 
     /// A recovery is over.
@@ -72,18 +81,18 @@ impl Connection {
             // Faster than any round trip: the ACK is of the first transmission.
             return;
         }
-        let rack = &mut self.recovery.rack;
-        rack.rtt_us = us_u32(rtt_us);
-        rack.advanced = true;
-        if is_later((sent.sent_us, sent.end), (rack.sent_us, rack.end)) {
-            (rack.sent_us, rack.end) = (sent.sent_us, sent.end);
+        let latest = &mut self.recovery.repair.delivered;
+        latest.rtt_us = us_u32(rtt_us);
+        latest.advanced = true;
+        if is_later((sent.sent_us, sent.end), (latest.sent_us, latest.end)) {
+            (latest.sent_us, latest.end) = (sent.sent_us, sent.end);
         }
     }
 
     /// Marks segments lost that were sent well before a delivered one. Returns the time to wait
     /// for others, in µs (`tcp_rack_detect_loss`).
     pub(super) fn detect_losses(&mut self, now_us: u64, facts: &mut AckFacts) -> Option<u64> {
-        let Rack { sent_us, end, rtt_us, .. } = self.recovery.rack;
+        let Delivered { sent_us, end, rtt_us, .. } = self.recovery.repair.delivered;
         let lost_after_us = u64::from(rtt_us) + self.reorder_window_us();
         let left_us = |sent: &Sent| (sent.sent_us + lost_after_us).saturating_sub(now_us);
         self.sent.overtake(|sent| is_later((sent_us, end), (sent.sent_us, sent.end)));
@@ -97,7 +106,7 @@ impl Connection {
 
     /// `tcp_rack_mark_lost`. Arms the reordering timer for segments that may still come.
     pub(super) fn mark_losses_by_time(&mut self, now_us: u64, facts: &mut AckFacts) {
-        if !std::mem::take(&mut self.recovery.rack.advanced) {
+        if !std::mem::take(&mut self.recovery.repair.delivered.advanced) {
             return;
         }
         if let Some(wait_us) = self.detect_losses(now_us, facts) {
@@ -126,15 +135,16 @@ impl Connection {
             return;
         }
         self.sent.mark(index, |marks| (marks.lost, marks.retransmitted) = (true, false));
-        let hint = self.recovery.resend_from;
-        self.recovery.resend_from = Some(hint.map_or(sent.seq, |hint| hint.earlier(sent.seq)));
+        let hint = self.recovery.repair.resend_from;
+        self.recovery.repair.resend_from =
+            Some(hint.map_or(sent.seq, |hint| hint.earlier(sent.seq)));
         facts.lost += 1;
     }
 
     /// True if RACK alone would not call the segment lost at a time-out.
     pub(super) fn is_recent(&self, sent: &Sent, now_us: u64) -> bool {
         let age_us = now_us.saturating_sub(sent.sent_us);
-        self.agreed.sack && u64::from(self.recovery.rack.rtt_us) > age_us
+        self.agreed.sack && u64::from(self.recovery.repair.delivered.rtt_us) > age_us
     }
 
     /// The reordering timer fired (`tcp_rack_reo_timeout`).
@@ -204,7 +214,8 @@ impl Connection {
             self.send.next != had
         } else {
             let (last, room) = (last as usize, self.segment_room());
-            self.sent.set_segment_size(self.sent.packet_of(last), room);
+            let packet = self.sent.packet_of(last);
+            self.sent.set_segment_size(packet, room);
             // As many segments as before, if not fewer: the kernel's may leave a rest behind, too.
             let last = last.min(self.sent.len().saturating_sub(1) as usize);
             self.send_again(last, Cause::Probe, cx)

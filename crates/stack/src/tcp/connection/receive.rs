@@ -194,7 +194,7 @@ impl Connection {
 
     /// Time that a connection without an owner stays in FIN-WAIT-2; `None` for not at all.
     pub(super) fn fin_timeout_us(&self, cx: &Context<'_>) -> Option<u64> {
-        let wanted = self.options.fin_timeout_us.map_or(cx.config.fin_timeout_us, u64::from);
+        let wanted = self.options.rare.fin_timeout_us.map_or(cx.config.fin_timeout_us, u64::from);
         // As the kernel: at least 3.5 time-outs, so that a retransmitted FIN is answered.
         let rto = self.rtt.rto_us();
         (wanted > 0).then(|| wanted.max((rto << 2) - (rto >> 1)))

@@ -2,11 +2,12 @@
 //! 5682, 3522).
 
 use super::super::config::DUP_THRESHOLD;
+use super::super::on_demand::{Initial, OnDemand};
 use super::super::seq::Seq;
 use super::super::wire::SackBlocks;
 use super::ack::AckFacts;
 use super::info::Cause;
-use super::rack::{LossProbe, Rack};
+use super::rack::{Delivered, LossProbe, Rack};
 use super::scoreboard::Sent;
 use super::{Connection, Context, stamp_ms};
 
@@ -40,6 +41,29 @@ pub(super) struct Recovery {
     pub(super) probes_out: u8,
     /// Time when probing began, in ms modulo 2^32; 0 if it did not.
     pub(super) probing_since_ms: u32,
+    pub(super) rack: Rack,
+    pub(super) reordering: u32,
+    /// Times that segments were seen to overtake each other (`reord_seen`).
+    pub(super) reorderings: u8,
+    /// `snd_nxt` at the last new round trip of the estimate.
+    pub(super) round_end: Seq,
+    /// Segments outstanding at most in the round trip that ends with this number, and if the window
+    /// held back others.
+    pub(super) max_outstanding: u32,
+    pub(super) use_round_end: Seq,
+    pub(super) is_window_limited: bool,
+    /// Segments outstanding at most since the window was not fully used, and the time since, in ms modulo 2^32
+    /// (`snd_cwnd_used`, `snd_cwnd_stamp`).
+    pub(super) window_used: u32,
+    pub(super) window_stamp_ms: u32,
+    pub(super) loss_probe: Option<LossProbe>,
+    pub(super) repair: OnDemand<Repair>,
+}
+
+/// State of what is in flight, and of a reduction that may be undone. Nothing of it matters once all was acknowledged in
+/// [`Phase::Open`] some time-outs ago: no D-SACK comes any more that would undo a reduction.
+#[derive(Debug)]
+pub(super) struct Repair {
     /// Time of the first retransmission of the phase, in µs; 0 without one (`retrans_stamp`).
     pub(super) retransmit_stamp_us: u64,
     /// `snd_una` when the window was reduced, while that may be undone.
@@ -53,29 +77,44 @@ pub(super) struct Recovery {
     /// Proportional rate reduction: segments delivered and sent since the reduction.
     pub(super) prr_delivered: u32,
     pub(super) prr_out: u32,
-    pub(super) rack: Rack,
-    pub(super) reordering: u32,
-    /// Times that segments were seen to overtake each other (`reord_seen`).
-    pub(super) reorderings: u8,
+    pub(super) delivered: Delivered,
     pub(super) highest_sacked: Option<Seq>,
     /// Blocks of the last ACK that had some, while segments are in flight.
     pub(super) known_blocks: Option<Box<SackBlocks>>,
     /// No segment before this one is lost and not sent again.
     pub(super) resend_from: Option<Seq>,
-    pub(super) loss_probe: Option<LossProbe>,
     /// True while a time-out may prove spurious (F-RTO).
     pub(super) is_frto: bool,
-    /// `snd_nxt` at the last new round trip of the estimate.
-    pub(super) round_end: Seq,
-    /// Segments outstanding at most in the round trip that ends with this number, and if the window
-    /// held back others.
-    pub(super) max_outstanding: u32,
-    pub(super) use_round_end: Seq,
-    pub(super) is_window_limited: bool,
-    /// Segments outstanding at most since the window was not fully used, and the time since, in ms modulo 2^32
-    /// (`snd_cwnd_used`, `snd_cwnd_stamp`).
-    pub(super) window_used: u32,
-    pub(super) window_stamp_ms: u32,
+}
+
+impl Repair {
+    const INITIAL: Self = Self {
+        retransmit_stamp_us: 0,
+        undo_marker: None,
+        undo_retransmits: None,
+        prior_ssthresh: 0,
+        prior_cwnd: 0,
+        prr_delivered: 0,
+        prr_out: 0,
+        delivered: Delivered::INITIAL,
+        highest_sacked: None,
+        known_blocks: None,
+        resend_from: None,
+        is_frto: false,
+    };
+}
+
+impl Default for Repair {
+    fn default() -> Self {
+        Self::INITIAL
+    }
+}
+
+impl Initial for Repair {
+    fn initial() -> &'static Self {
+        static INITIAL: Repair = Repair::INITIAL;
+        &INITIAL
+    }
 }
 
 /// Segments to be sent after an ACK (`REXMIT_*`).
@@ -98,34 +137,38 @@ impl Recovery {
             syn_timeouts: 0,
             probes_out: 0,
             probing_since_ms: 0,
-            retransmit_stamp_us: 0,
-            undo_marker: None,
-            undo_retransmits: None,
-            prior_ssthresh: 0,
-            prior_cwnd: 0,
-            prr_delivered: 0,
-            prr_out: 0,
             rack: Rack::default(),
             reordering: DUP_THRESHOLD,
             reorderings: 0,
-            highest_sacked: None,
-            known_blocks: None,
-            resend_from: None,
-            loss_probe: None,
-            is_frto: false,
             round_end: start,
             max_outstanding: 0,
             use_round_end: start,
             is_window_limited: false,
             window_used: 0,
             window_stamp_ms: 0,
+            loss_probe: None,
+            repair: OnDemand::default(),
         }
     }
 
     /// Begins anew at `next`, when the handshake is over.
     pub(super) fn restart(&mut self, next: Seq) {
         (self.phase, self.high_seq, self.round_end) = (Phase::Open, next, next);
-        (self.undo_marker, self.retransmit_stamp_us) = (None, 0);
+        if self.repair.is_allocated() {
+            (self.repair.undo_marker, self.repair.retransmit_stamp_us) = (None, 0);
+        }
+    }
+
+    /// True if it keeps what nobody needs any more, once a connection is idle.
+    pub(super) fn has_spare(&self) -> bool {
+        self.repair.is_allocated() && self.phase == Phase::Open
+    }
+
+    /// Gives that back.
+    pub(super) fn release(&mut self) {
+        if self.has_spare() {
+            self.repair.release();
+        }
     }
 
     /// The window was set, or is used: it counts as unused from now on only.
@@ -151,14 +194,14 @@ impl Recovery {
     fn begin_undo(&mut self, una: Seq, retransmitted: u32) {
         let probe = self.loss_probe.is_some_and(|probe| probe.was_sent_before);
         let outstanding = retransmitted + u32::from(probe);
-        self.undo_marker = Some(una);
-        self.undo_retransmits = (outstanding > 0).then_some(outstanding);
+        self.repair.undo_marker = Some(una);
+        self.repair.undo_retransmits = (outstanding > 0).then_some(outstanding);
     }
 
     /// Counts segments that were sent while the window is reduced.
     pub(super) fn note_sent(&mut self, segments: u32) {
         if self.is_reducing() {
-            self.prr_out += segments;
+            self.repair.prr_out += segments;
         }
     }
 
@@ -176,7 +219,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Resend {
         if facts.ece {
-            self.recovery.prior_ssthresh = 0;
+            self.recovery.repair.prior_ssthresh = 0;
         }
         if self.sent.is_empty() {
             self.sent.reno_dup_acks = 0;
@@ -240,7 +283,7 @@ impl Connection {
     fn leave_finished_phase(&mut self, facts: &AckFacts, cx: &mut Context<'_>) -> bool {
         if self.recovery.phase == Phase::Open || self.send.una.is_before(self.recovery.high_seq) {
             if self.recovery.phase == Phase::Open {
-                self.recovery.retransmit_stamp_us = 0;
+                self.recovery.repair.retransmit_stamp_us = 0;
             }
             return false;
         }
@@ -277,7 +320,7 @@ impl Connection {
     /// Forgets when the first retransmission was, if none is outstanding (`tcp_retrans_stamp_cleanup`).
     fn forget_retransmission(&mut self) {
         if !self.has_retransmitted() {
-            self.recovery.retransmit_stamp_us = 0;
+            self.recovery.repair.retransmit_stamp_us = 0;
         }
     }
 
@@ -291,7 +334,7 @@ impl Connection {
             if !self.agreed.sack {
                 self.count_dup_acks(facts);
             }
-        } else if self.recovery.undo_marker.is_some() && self.is_ack_of_first(facts) {
+        } else if self.recovery.repair.undo_marker.is_some() && self.is_ack_of_first(facts) {
             // The hole was filled by what was late, not by what was sent again.
             self.note_reordering(Some(prior_una));
             if self.sent.retransmitted > 0 {
@@ -321,13 +364,13 @@ impl Connection {
         if facts.una_advanced && self.undo_loss(facts, false, cx) {
             return Resend::Nothing;
         }
-        if self.recovery.is_frto {
+        if self.recovery.repair.is_frto {
             if facts.original_acked && self.undo_loss(facts, true, cx) {
                 return Resend::Nothing;
             }
             if self.send.next.is_after(self.recovery.high_seq) {
                 if facts.data_sacked || facts.duplicates > 0 {
-                    self.recovery.is_frto = false;
+                    self.recovery.repair.is_frto = false;
                 }
             } else if facts.una_advanced && !is_over {
                 self.recovery.high_seq = self.send.next;
@@ -336,7 +379,7 @@ impl Connection {
                 if can_send {
                     return Resend::New;
                 }
-                self.recovery.is_frto = false;
+                self.recovery.repair.is_frto = false;
             }
         }
         if is_over {
@@ -415,7 +458,7 @@ impl Connection {
         let retransmitted = self.sent.retransmitted;
         self.recovery.begin_undo(self.send.una, retransmitted);
         if !self.recovery.is_reducing() {
-            self.recovery.prior_ssthresh = prior_ssthresh;
+            self.recovery.repair.prior_ssthresh = prior_ssthresh;
             self.begin_reduction();
         }
         self.recovery.phase = Phase::Recovery;
@@ -429,7 +472,7 @@ impl Connection {
             Resend::New => {
                 self.push(cx);
                 if !self.send.next.is_after(self.recovery.high_seq) {
-                    self.recovery.is_frto = false;
+                    self.recovery.repair.is_frto = false;
                     self.resend_lost(cx);
                 }
             }
@@ -438,7 +481,7 @@ impl Connection {
 
     /// Sends lost segments again, as far as the window allows (`tcp_xmit_retransmit_queue`).
     pub(super) fn resend_lost(&mut self, cx: &mut Context<'_>) {
-        let Some(from) = self.recovery.resend_from else { return };
+        let Some(from) = self.recovery.repair.resend_from else { return };
         let mut index = self.sent.index_of(from);
         let cause = match self.recovery.phase {
             Phase::Loss => Cause::SlowStart,
@@ -450,7 +493,7 @@ impl Connection {
             if self.sent.retransmitted >= self.sent.lost {
                 // `retrans_out >= lost_out`: after an undo, unnecessary retransmissions in flight count against
                 // new losses.
-                self.recovery.resend_from = Some(sent.seq);
+                self.recovery.repair.resend_from = Some(sent.seq);
                 return;
             }
             let mut count = 0;
@@ -460,7 +503,7 @@ impl Connection {
                     count = self.retransmit_packet(index, room, cause, cx);
                 }
                 if count == 0 {
-                    self.recovery.resend_from = Some(sent.seq);
+                    self.recovery.repair.resend_from = Some(sent.seq);
                     return;
                 }
                 self.recovery.note_sent(count);
@@ -475,7 +518,7 @@ impl Connection {
             }
             index += count.max(1) as usize;
         }
-        self.recovery.resend_from = None;
+        self.recovery.repair.resend_from = None;
     }
 
     /// A time-out: all that is not known to have arrived counts as lost (`tcp_enter_loss`).
@@ -484,7 +527,7 @@ impl Connection {
         if is_reneging {
             cx.counters.sack_reneging.add(1);
             self.sent.mark_all(|sent| sent.marks.sacked = false);
-            (self.recovery.highest_sacked, self.recovery.known_blocks) = (None, None);
+            (self.recovery.repair.highest_sacked, self.recovery.repair.known_blocks) = (None, None);
         }
         self.sent.reno_dup_acks = 0;
         let mut facts = AckFacts::default();
@@ -503,8 +546,8 @@ impl Connection {
             || !self.recovery.high_seq.is_after(self.send.una)
             || self.recovery.phase == Phase::Loss && self.recovery.retransmits == 0;
         if is_new {
-            self.recovery.prior_ssthresh = self.current_ssthresh();
-            self.recovery.prior_cwnd = self.congestion.cwnd;
+            self.recovery.repair.prior_ssthresh = self.current_ssthresh();
+            self.recovery.repair.prior_cwnd = self.congestion.cwnd;
             self.congestion.ssthresh = self.congestion.reduced();
             let retransmitted = self.sent.retransmitted;
             self.recovery.begin_undo(self.send.una, retransmitted);
@@ -514,7 +557,7 @@ impl Connection {
         self.congestion.restart();
         self.recovery.phase = Phase::Loss;
         self.recovery.high_seq = self.send.next;
-        self.recovery.is_frto = was_open || self.recovery.retransmits > 0;
+        self.recovery.repair.is_frto = was_open || self.recovery.retransmits > 0;
         self.recovery.loss_probe = None;
         self.cwr_is_due = self.agreed.ecn;
     }
@@ -526,8 +569,8 @@ impl Connection {
         }
         self.congestion.ssthresh = self.current_ssthresh();
         self.recovery.high_seq = self.send.next;
-        (self.recovery.prior_ssthresh, self.recovery.undo_marker) = (0, None);
-        (self.recovery.phase, self.recovery.is_frto) = (Phase::Loss, false);
+        (self.recovery.repair.prior_ssthresh, self.recovery.repair.undo_marker) = (0, None);
+        (self.recovery.phase, self.recovery.repair.is_frto) = (Phase::Loss, false);
     }
 
     /// Phase, for observers.

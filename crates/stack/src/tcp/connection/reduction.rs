@@ -9,9 +9,9 @@ use super::recovery::Phase;
 impl Connection {
     /// Reduces the window once for a mark of congestion (`tcp_enter_cwr`).
     pub(super) fn enter_cwr(&mut self) {
-        self.recovery.prior_ssthresh = 0;
+        self.recovery.repair.prior_ssthresh = 0;
         if self.recovery.phase < Phase::Cwr {
-            self.recovery.undo_marker = None;
+            self.recovery.repair.undo_marker = None;
             self.begin_reduction();
             self.recovery.phase = Phase::Cwr;
         }
@@ -30,15 +30,15 @@ impl Connection {
         let recovery = &mut self.recovery;
         recovery.high_seq = self.send.next;
         recovery.loss_probe = None;
-        recovery.prior_cwnd = self.congestion.cwnd;
-        (recovery.prr_delivered, recovery.prr_out) = (0, 0);
+        recovery.repair.prior_cwnd = self.congestion.cwnd;
+        (recovery.repair.prr_delivered, recovery.repair.prr_out) = (0, 0);
         self.congestion.ssthresh = self.congestion.reduced();
         self.cwr_is_due = self.agreed.ecn;
     }
 
     pub(super) fn end_reduction(&mut self) {
         if self.congestion.ssthresh < u32::MAX
-            && (self.recovery.phase == Phase::Cwr || self.recovery.undo_marker.is_some())
+            && (self.recovery.phase == Phase::Cwr || self.recovery.repair.undo_marker.is_some())
         {
             self.congestion.set(self.congestion.ssthresh);
         }
@@ -56,26 +56,27 @@ impl Connection {
 
     /// Proportional rate reduction (RFC 6937; `tcp_cwnd_reduction`).
     pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, facts: &AckFacts) {
-        if delivered == 0 || self.recovery.prior_cwnd == 0 {
+        if delivered == 0 || self.recovery.repair.prior_cwnd == 0 {
             return;
         }
         let in_flight = self.sent.in_flight();
         let recovery = &mut self.recovery;
-        recovery.prr_delivered = recovery.prr_delivered.saturating_add(delivered);
+        recovery.repair.prr_delivered = recovery.repair.prr_delivered.saturating_add(delivered);
         let ssthresh = self.congestion.ssthresh;
         let allowed = if in_flight > ssthresh {
-            let share = u64::from(ssthresh) * u64::from(recovery.prr_delivered);
-            let share = share.div_ceil(u64::from(recovery.prior_cwnd));
-            u32::try_from(share).unwrap_or(u32::MAX).saturating_sub(recovery.prr_out)
+            let share = u64::from(ssthresh) * u64::from(recovery.repair.prr_delivered);
+            let share = share.div_ceil(u64::from(recovery.repair.prior_cwnd));
+            u32::try_from(share).unwrap_or(u32::MAX).saturating_sub(recovery.repair.prr_out)
         } else {
-            let mut more = delivered.max(recovery.prr_delivered.saturating_sub(recovery.prr_out));
+            let mut more = delivered
+                .max(recovery.repair.prr_delivered.saturating_sub(recovery.repair.prr_out));
             if facts.una_advanced && lost == 0 {
                 more += 1;
             }
             more.min(ssthresh - in_flight)
         };
         // The first lost segment is sent again at once.
-        let allowed = allowed.max(u32::from(recovery.prr_out == 0));
+        let allowed = allowed.max(u32::from(recovery.repair.prr_out == 0));
         self.congestion.cwnd = in_flight + allowed;
     }
 

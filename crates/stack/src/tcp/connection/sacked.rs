@@ -38,7 +38,7 @@ impl Connection {
             valid.push(*block);
         }
         valid.sort();
-        let place = self.recovery.known_blocks.get_or_insert_default();
+        let place = self.recovery.repair.known_blocks.get_or_insert_default();
         let known = std::mem::replace(&mut **place, valid);
         for block in valid.as_slice() {
             self.mark_block(block, new_part(block, known.as_slice()), facts, cx.now_us);
@@ -46,7 +46,7 @@ impl Connection {
         if let Some(block) = duplicate {
             self.take_back_retransmissions(block, una, facts);
         }
-        if self.recovery.phase != Phase::Loss || self.recovery.undo_marker.is_some() {
+        if self.recovery.phase != Phase::Loss || self.recovery.repair.undo_marker.is_some() {
             self.note_reordering(facts.reordered.take());
         }
     }
@@ -83,10 +83,10 @@ impl Connection {
         }
         // What came twice was delivered.
         facts.delivered += duplicates;
-        if self.recovery.undo_marker.is_some_and(|marker| block.end.is_after(marker)) {
+        if self.recovery.repair.undo_marker.is_some_and(|marker| block.end.is_after(marker)) {
             let segments =
                 if block.end.is_after(prior_una) { self.resent_within(block) } else { duplicates };
-            let left = &mut self.recovery.undo_retransmits;
+            let left = &mut self.recovery.repair.undo_retransmits;
             *left = left.map(|left| left.saturating_sub(segments));
         }
         let recovery = &mut self.recovery;
@@ -144,7 +144,7 @@ impl Connection {
     /// End of the last segment that is acknowledged selectively (`tcp_highest_sack_seq`). Without such a segment the
     /// number that is kept may be from 2 GiB ago.
     pub(super) fn highest_sacked(&self) -> Option<Seq> {
-        self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0)
+        self.recovery.repair.highest_sacked.filter(|_| self.sent.sacked > 0)
     }
 
     /// `tcp_sacktag_one`.
@@ -168,7 +168,7 @@ impl Connection {
                 (marks.lost, marks.retransmitted) = (false, false);
             }
         });
-        self.recovery.highest_sacked =
+        self.recovery.repair.highest_sacked =
             Some(highest.map_or(sent.end, |highest| highest.later(sent.end)));
         facts.data_sacked = true;
         facts.delivered += 1;

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
+use super::super::on_demand::Initial;
 use super::super::send_queue::PacketMarks;
 use super::super::seq::Seq;
 
@@ -106,7 +107,7 @@ struct Node {
 
 /// List by time: its ends, and the last one that a delivered segment has overtaken. Flags take less room
 /// than options.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct ByTime {
     earliest: Seq,
     latest: Seq,
@@ -116,13 +117,21 @@ struct ByTime {
 }
 
 impl ByTime {
+    const EMPTY: Self = Self {
+        earliest: Seq(0),
+        latest: Seq(0),
+        last_overtaken: Seq(0),
+        has_some: false,
+        has_overtaken: false,
+    };
+
     fn overtaken(&self) -> Option<Seq> {
         self.has_overtaken.then_some(self.last_overtaken)
     }
 }
 
 /// Segments in flight, and their numbers by mark.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Scoreboard {
     segments: VecDeque<Node>,
     by_time: ByTime,
@@ -137,7 +146,31 @@ pub(super) struct Scoreboard {
     pub(super) reno_dup_acks: u32,
 }
 
+impl Default for Scoreboard {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
+impl Initial for Scoreboard {
+    fn initial() -> &'static Self {
+        static EMPTY: Scoreboard = Scoreboard::EMPTY;
+        &EMPTY
+    }
+}
+
 impl Scoreboard {
+    const EMPTY: Self = Self {
+        segments: VecDeque::new(),
+        by_time: ByTime::EMPTY,
+        sacked: 0,
+        lost: 0,
+        retransmitted: 0,
+        awaiting_resend: 0,
+        heads: 0,
+        reno_dup_acks: 0,
+    };
+
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.segments.len()).unwrap_or(u32::MAX)
     }
@@ -459,10 +492,6 @@ impl Scoreboard {
         count
     }
 
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
-    }
-
     fn count_anew(&mut self) {
         (self.sacked, self.lost, self.retransmitted, self.awaiting_resend) = (0, 0, 0, 0);
         self.heads = 0;
@@ -580,7 +609,7 @@ impl Scoreboard {
 
     /// Makes the list anew, after a rare change of many segments.
     fn list_anew(&mut self) {
-        self.by_time = ByTime::default();
+        self.by_time = ByTime::EMPTY;
         let mut open: Vec<usize> = (0..self.segments.len()).collect();
         open.sort_by_key(|&index| self.segments[index].sent.sent_us);
         open.into_iter().for_each(|index| self.link_if_open(index));

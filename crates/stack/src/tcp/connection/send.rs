@@ -417,7 +417,8 @@ impl Connection {
         let packet = index..=*self.sent.packet_of(index).end();
         let most = most.min(self.largest_burst(cx)) as usize;
         let most = most.min(packet.clone().count());
-        self.sent.set_segment_size(packet, self.segment_room());
+        let room = self.segment_room();
+        self.sent.set_segment_size(packet, room);
         let count = self.sent.cut_packet(index, most);
         let last = index + count - 1;
         let is_within = self.sent.at(last).is_some_and(|sent| {
@@ -439,11 +440,11 @@ impl Connection {
     }
 
     fn note_retransmitted(&mut self, index: usize, now_us: u64) {
-        if self.recovery.retransmit_stamp_us == 0 {
-            self.recovery.retransmit_stamp_us = now_us;
+        if self.recovery.repair.retransmit_stamp_us == 0 {
+            self.recovery.repair.retransmit_stamp_us = now_us;
         }
-        let undo = self.recovery.undo_retransmits.unwrap_or(0) + 1;
-        self.recovery.undo_retransmits = Some(undo);
+        let undo = self.recovery.repair.undo_retransmits.unwrap_or(0) + 1;
+        self.recovery.repair.undo_retransmits = Some(undo);
         self.sent.mark(index, |marks| marks.retransmitted = true);
     }
 
@@ -458,7 +459,8 @@ impl Connection {
     /// Sends a segment again (`__tcp_retransmit_skb`). Returns false if it could not be sent now.
     pub(super) fn send_again(&mut self, index: usize, cause: Cause, cx: &mut Context<'_>) -> bool {
         let packet = index..=*self.sent.packet_of(index).end();
-        self.sent.set_segment_size(packet, self.segment_room());
+        let room = self.segment_room();
+        self.sent.set_segment_size(packet, room);
         let Some(&sent) = self.sent.at(index) else { return false };
         let window_end = self.window_end();
         if !sent.seq.is_before(window_end) && sent.seq != self.send.una {
@@ -466,7 +468,7 @@ impl Connection {
             return false;
         }
         // Part of a segment if the window shrank into it.
-        let (left, room) = (window_end.bytes_since(sent.seq), self.segment_room());
+        let left = window_end.bytes_since(sent.seq);
         let most = if left > 0 { room.min(left) } else { room };
         let payload = sent.payload_bytes() - u32::from(sent.marks.is_syn);
         if payload > most {

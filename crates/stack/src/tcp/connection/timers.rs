@@ -21,6 +21,33 @@ enum Waiting {
     WindowProbe,
 }
 
+/// Lowest bits of a word, which tell the purpose.
+const WAITING_BITS: u32 = 2;
+const WAITING_MASK: u64 = (1 << WAITING_BITS) - 1;
+
+/// Time at which a wait for the peer ends, in µs, and its purpose in the lowest bits; or none. One word instead of two.
+#[derive(Clone, Copy, Default, Debug)]
+struct PeerDeadline(Option<NonZeroU64>);
+
+impl PeerDeadline {
+    fn at(waiting: Waiting, us: u64) -> Self {
+        Self(NonZeroU64::new(us.max(1) << WAITING_BITS | waiting as u64))
+    }
+
+    fn us(self) -> Option<u64> {
+        self.0.map(|word| word.get() >> WAITING_BITS)
+    }
+
+    fn waiting(self) -> Option<Waiting> {
+        self.0.map(|word| match word.get() & WAITING_MASK {
+            0 => Waiting::Retransmit,
+            1 => Waiting::LossProbe,
+            2 => Waiting::Reorder,
+            _ => Waiting::WindowProbe,
+        })
+    }
+}
+
 /// A time in µs, or none: half the size of an `Option<u64>`.
 #[derive(Clone, Copy, Default, Debug)]
 struct Deadline(Option<NonZeroU64>);
@@ -43,7 +70,7 @@ impl Deadline {
 /// Deadlines, in µs.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Timers {
-    peer: Option<(Waiting, u64)>,
+    peer: PeerDeadline,
     delayed_ack: Deadline,
     pacing: Deadline,
     /// Keep-alive; of a connection without owner in FIN-WAIT-2, its end.
@@ -53,7 +80,7 @@ pub(super) struct Timers {
 impl Timers {
     /// Earliest deadline.
     pub(super) fn next_us(&self) -> Option<u64> {
-        let peer = self.peer.map(|(_, at_us)| at_us);
+        let peer = self.peer.us();
         let others = [self.delayed_ack, self.pacing, self.keepalive];
         peer.into_iter().chain(others.into_iter().filter_map(Deadline::us)).min()
     }
@@ -63,35 +90,35 @@ impl Timers {
     }
 
     pub(super) fn set_retransmit(&mut self, at_us: u64) {
-        self.peer = Some((Waiting::Retransmit, at_us));
+        self.peer = PeerDeadline::at(Waiting::Retransmit, at_us);
     }
 
     pub(super) fn set_loss_probe(&mut self, at_us: u64) {
-        self.peer = Some((Waiting::LossProbe, at_us));
+        self.peer = PeerDeadline::at(Waiting::LossProbe, at_us);
     }
 
     pub(super) fn set_reorder(&mut self, at_us: u64) {
-        self.peer = Some((Waiting::Reorder, at_us));
+        self.peer = PeerDeadline::at(Waiting::Reorder, at_us);
     }
 
     pub(super) fn set_probe(&mut self, at_us: u64) {
-        self.peer = Some((Waiting::WindowProbe, at_us));
+        self.peer = PeerDeadline::at(Waiting::WindowProbe, at_us);
     }
 
     pub(super) fn clear_retransmit(&mut self) {
-        self.peer = None;
+        self.peer = PeerDeadline::default();
     }
 
     pub(super) fn is_retransmit_idle(&self) -> bool {
-        self.peer.is_none()
+        self.peer.0.is_none()
     }
 
     pub(super) fn is_loss_probe(&self) -> bool {
-        matches!(self.peer, Some((Waiting::LossProbe, _)))
+        self.peer.waiting() == Some(Waiting::LossProbe)
     }
 
     pub(super) fn is_reorder(&self) -> bool {
-        matches!(self.peer, Some((Waiting::Reorder, _)))
+        self.peer.waiting() == Some(Waiting::Reorder)
     }
 
     pub(super) fn set_delayed_ack(&mut self, at_us: u64) {
@@ -121,9 +148,10 @@ impl Timers {
     /// Purpose of the timer that is due. One that only looks for losses stays armed, for
     /// `rearm_retransmit` to know.
     fn take_peer(&mut self, now_us: u64) -> Option<Waiting> {
-        let (waiting, _) = self.peer.filter(|(_, at_us)| *at_us <= now_us)?;
+        self.peer.us().filter(|at_us| *at_us <= now_us)?;
+        let waiting = self.peer.waiting()?;
         if matches!(waiting, Waiting::Retransmit | Waiting::WindowProbe) {
-            self.peer = None;
+            self.peer = PeerDeadline::default();
         }
         Some(waiting)
     }
@@ -153,6 +181,7 @@ impl Connection {
         if self.timers.keepalive.take_if_over(cx.now_us) {
             self.on_keepalive_timer(cx);
         }
+        self.release_if_idle(cx.now_us);
     }
 
     /// Time-out with its backoff, in µs.
@@ -168,7 +197,7 @@ impl Connection {
         }
         let Some(first) = self.sent.first() else { return self.timers.clear_retransmit() };
         let mut at_us = now_us + self.timeout_us();
-        if matches!(self.timers.peer, Some((Waiting::Reorder | Waiting::LossProbe, _))) {
+        if self.timers.is_reorder() || self.timers.is_loss_probe() {
             at_us = (first.sent_us + self.timeout_us()).max(now_us + 1);
         }
         self.timers.set_retransmit(at_us);
@@ -206,7 +235,8 @@ impl Connection {
             let is_narrower = self.suspect_black_hole(cx);
             self.enter_loss(cx);
             if is_narrower {
-                self.sent.split_all(self.segment_room());
+                let room = self.segment_room();
+                self.sent.split_all(room);
             }
         }
         self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
@@ -234,13 +264,13 @@ impl Connection {
 
     /// `tcp_rtx_probe0_timed_out`: the peer is silent, or the user does not want its answers to count.
     fn is_shrunk_too_long(&self, now_us: u64) -> bool {
-        let since_us = match self.recovery.retransmit_stamp_us {
+        let since_us = match self.recovery.repair.retransmit_stamp_us {
             0 => self.sent.first().map_or(now_us, |sent| sent.sent_us),
             stamp_us => stamp_us,
         };
         let (tried_us, silent_us) =
             (now_us.saturating_sub(since_us), now_us.saturating_sub(self.receive.last_us));
-        match self.options.user_timeout_us {
+        match self.options.rare.user_timeout_us {
             0 => tried_us > SHRUNK_MAX_US && silent_us > SHRUNK_MAX_US,
             user_us => tried_us >= user_us,
         }
@@ -251,7 +281,10 @@ impl Connection {
         let retransmits = self.recovery.retransmits;
         let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
         let (limit, base_us) = if is_opening {
-            (self.options.syn_retries.map_or(cx.config.syn_retries, NonZeroU8::get), RTO_INITIAL_US)
+            (
+                self.options.rare.syn_retries.map_or(cx.config.syn_retries, NonZeroU8::get),
+                RTO_INITIAL_US,
+            )
         } else if self.is_orphan {
             (cx.config.orphan_retries, RTO_MIN_US)
         } else {
@@ -261,21 +294,21 @@ impl Connection {
         if is_opening && retransmits >= limit.saturating_add(linear) {
             return true;
         }
-        let timeout_us = match self.options.user_timeout_us {
+        let timeout_us = match self.options.rare.user_timeout_us {
             0 => retransmission_time_us(limit, base_us),
             timeout_us => timeout_us,
         };
-        let since_us = self.recovery.retransmit_stamp_us;
+        let since_us = self.recovery.repair.retransmit_stamp_us;
         retransmits > 0 && since_us > 0 && cx.now_us.saturating_sub(since_us) >= timeout_us
     }
 
     /// Shortens a time-out that would overrun the user's (`tcp_clamp_rto_to_user_timeout`).
     fn clamp_to_user_timeout(&self, timeout_us: u64, now_us: u64) -> u64 {
-        let since_us = self.recovery.retransmit_stamp_us;
-        if self.options.user_timeout_us == 0 || since_us == 0 {
+        let since_us = self.recovery.repair.retransmit_stamp_us;
+        if self.options.rare.user_timeout_us == 0 || since_us == 0 {
             return timeout_us;
         }
-        let left_us = (since_us + self.options.user_timeout_us).saturating_sub(now_us);
+        let left_us = (since_us + self.options.rare.user_timeout_us).saturating_sub(now_us);
         timeout_us.min(left_us.max(1))
     }
 
@@ -302,7 +335,7 @@ impl Connection {
             self.recovery.probing_since_ms = stamp_ms(cx.now_us).max(1);
         }
         // From the first probe on, whatever the peer answers.
-        let user_us = self.options.user_timeout_us;
+        let user_us = self.options.rare.user_timeout_us;
         let is_over = user_us > 0 && self.probing_us(cx.now_us) >= user_us;
         let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
         // Answers do not keep an orphan alive for ever: its peer may never open the window.
@@ -329,7 +362,7 @@ impl Connection {
     /// Arms the next probe, not later than the user's time-out (`tcp_clamp_probe0_to_user_timeout`).
     pub(super) fn arm_probe(&mut self, now_us: u64) {
         let mut wait_us = self.probe_interval_us();
-        let user_us = self.options.user_timeout_us;
+        let user_us = self.options.rare.user_timeout_us;
         if user_us > 0 && self.recovery.probing_since_ms > 0 {
             let left_us = user_us.saturating_sub(self.probing_us(now_us));
             wait_us = wait_us.min(left_us.max(TIMEOUT_MIN_US));
@@ -340,7 +373,7 @@ impl Connection {
     /// Counts the idle time from a moment on.
     pub(super) fn arm_keepalive(&mut self, from_us: u64) {
         self.timers.keepalive = match self.options.keepalive {
-            true => Deadline::at(from_us + self.options.keepalive_idle_us),
+            true => Deadline::at(from_us + self.options.rare.keepalive_idle_us),
             false => Deadline::default(),
         };
     }
@@ -359,21 +392,21 @@ impl Connection {
             return;
         }
         if !self.sent.is_empty() || self.unsent_bytes() > 0 {
-            self.timers.keepalive = Deadline::at(cx.now_us + self.options.keepalive_idle_us);
+            self.timers.keepalive = Deadline::at(cx.now_us + self.options.rare.keepalive_idle_us);
             return;
         }
         let last_us = self.receive.last_us.max(self.send.last_data_us);
         let idle_us = cx.now_us.saturating_sub(last_us);
-        if idle_us < self.options.keepalive_idle_us {
-            self.timers.keepalive = Deadline::at(last_us + self.options.keepalive_idle_us);
+        if idle_us < self.options.rare.keepalive_idle_us {
+            self.timers.keepalive = Deadline::at(last_us + self.options.rare.keepalive_idle_us);
             return;
         }
-        let user_us = self.options.user_timeout_us;
+        let user_us = self.options.rare.user_timeout_us;
         let probes_out = self.recovery.probes_out;
         let is_over = if user_us > 0 {
             probes_out > 0 && idle_us >= user_us
         } else {
-            probes_out >= self.options.keepalive_probes
+            probes_out >= self.options.rare.keepalive_probes
         };
         if is_over {
             self.send_reset(cx);
@@ -382,7 +415,7 @@ impl Connection {
         cx.counters.keepalive.add(1);
         self.send_empty(self.send.una - 1, cx);
         self.recovery.probes_out = probes_out.saturating_add(1);
-        self.timers.keepalive = Deadline::at(cx.now_us + self.options.keepalive_interval_us);
+        self.timers.keepalive = Deadline::at(cx.now_us + self.options.rare.keepalive_interval_us);
     }
 }
 

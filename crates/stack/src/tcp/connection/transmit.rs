@@ -100,7 +100,7 @@ impl Connection {
             mss: u16::try_from(self.announced_mss()).ok(),
             window_scale: config
                 .window_scaling
-                .then(|| offered.unwrap_or_else(|| scale_for(&self.options, config))),
+                .then(|| offered.unwrap_or_else(|| scale_for(&self.options.get(), config))),
             sack_permitted: config.sack,
             timestamps: config.timestamps.then_some(Timestamps { value: stamp, echo }),
             ..Options::default()

@@ -25,15 +25,15 @@ impl Connection {
     /// True if the retransmissions of the phase proved unnecessary (`tcp_may_undo`).
     fn may_undo(&self, facts: &AckFacts) -> bool {
         let recovery = &self.recovery;
-        recovery.undo_marker.is_some()
-            && (recovery.undo_retransmits == Some(0) || self.is_ack_of_first(facts))
+        recovery.repair.undo_marker.is_some()
+            && (recovery.repair.undo_retransmits == Some(0) || self.is_ack_of_first(facts))
     }
 
     /// Eifel: the ACK echoes a timestamp older than the first retransmission (`tcp_packet_delayed`).
     pub(super) fn is_ack_of_first(&self, facts: &AckFacts) -> bool {
         facts.una_advanced
-            && self.recovery.retransmit_stamp_us > 0
-            && self.is_echo_before(self.recovery.retransmit_stamp_us, facts)
+            && self.recovery.repair.retransmit_stamp_us > 0
+            && self.is_echo_before(self.recovery.repair.retransmit_stamp_us, facts)
     }
 
     /// True if the ACK is of an earlier transmission of the segment (`tcp_skb_spurious_retrans`).
@@ -49,8 +49,8 @@ impl Connection {
 
     /// Restores the window if D-SACKs tell that every retransmission was unnecessary (`tcp_try_undo_dsack`).
     pub(super) fn undo_by_duplicates(&mut self, cx: &Context<'_>) -> bool {
-        let is_undone =
-            self.recovery.undo_marker.is_some() && self.recovery.undo_retransmits == Some(0);
+        let is_undone = self.recovery.repair.undo_marker.is_some()
+            && self.recovery.repair.undo_retransmits == Some(0);
         if is_undone {
             self.undo_reduction(false);
             // Nothing was lost: segments overtook each other. Else three of them would count as a loss
@@ -74,7 +74,7 @@ impl Connection {
         self.recovery.retransmits = 0;
         if !self.holds_phase() && (by_frto || self.agreed.sack) {
             self.recovery.phase = Phase::Open;
-            self.recovery.is_frto = false;
+            self.recovery.repair.is_frto = false;
         }
         true
     }
@@ -83,17 +83,17 @@ impl Connection {
     pub(super) fn undo_reduction(&mut self, unmarks_lost: bool) {
         if unmarks_lost {
             self.sent.mark_all(|sent| sent.marks.lost = false);
-            self.recovery.resend_from = None;
+            self.recovery.repair.resend_from = None;
         }
-        if self.recovery.prior_ssthresh > 0 {
-            let before = self.recovery.prior_cwnd;
+        if self.recovery.repair.prior_ssthresh > 0 {
+            let before = self.recovery.repair.prior_cwnd;
             self.congestion.set(self.congestion.cwnd.max(before));
-            if self.recovery.prior_ssthresh > self.congestion.ssthresh {
-                self.congestion.ssthresh = self.recovery.prior_ssthresh;
+            if self.recovery.repair.prior_ssthresh > self.congestion.ssthresh {
+                self.congestion.ssthresh = self.recovery.repair.prior_ssthresh;
                 self.cwr_is_due = false;
             }
         }
-        self.recovery.undo_marker = None;
-        self.recovery.rack.look_again();
+        self.recovery.repair.undo_marker = None;
+        self.recovery.repair.delivered.look_again();
     }
 }

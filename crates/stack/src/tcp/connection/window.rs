@@ -291,7 +291,7 @@ impl Connection {
         // The peer's segments may be longer than those of a path that has become narrower for ours.
         let segment = self.announced_payload().max(self.delayed.segment_bytes());
         let (queued, smallest) = (self.receive.queue.truesize(), 2 * segment);
-        let is_fixed = self.options.rcvbuf.is_some() || cx.memory.is_tight;
+        let is_fixed = self.options.rare.rcvbuf.is_some() || cx.memory.is_tight;
         self.receive.buffer.admit(queued, is_fixed, smallest);
     }
 

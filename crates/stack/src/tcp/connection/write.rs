@@ -39,14 +39,14 @@ impl Connection {
     pub(super) fn has_write_memory(&self) -> bool {
         let is_few = |limit: NonZeroU32| self.unsent_bytes() < limit.get();
         self.queued_memory() < self.send.buffer_bytes
-            && self.options.unsent_limit.is_none_or(is_few)
+            && self.options.rare.unsent_limit.is_none_or(is_few)
     }
 
     /// Bytes that a write in packets of `goal` bytes may add, unless it is sent meanwhile.
     fn write_room(&self, goal: u32) -> u32 {
         let free = self.send.buffer_bytes.saturating_sub(self.queued_memory());
         let few = |limit: NonZeroU32| limit.get().saturating_sub(self.unsent_bytes());
-        free.min(self.options.unsent_limit.map_or(u32::MAX, few)).saturating_add(goal)
+        free.min(self.options.rare.unsent_limit.map_or(u32::MAX, few)).saturating_add(goal)
     }
 
     /// True if a poll tells that bytes can be written: a third of the buffer is free
@@ -56,7 +56,7 @@ impl Connection {
         let few_unsent = |limit: NonZeroU32| self.unsent_bytes().saturating_mul(2) < limit.get();
         queued < buffer
             && buffer - queued >= queued / 2
-            && self.options.unsent_limit.is_none_or(few_unsent)
+            && self.options.rare.unsent_limit.is_none_or(few_unsent)
     }
 
     /// Queues bytes to be sent, and returns their number.
@@ -166,7 +166,7 @@ impl Connection {
         if !self.send.is_full && self.is_writable() {
             return;
         }
-        let may_grow = self.options.sndbuf.is_none() && !cx.memory.is_tight;
+        let may_grow = self.options.rare.sndbuf.is_none() && !cx.memory.is_tight;
         if may_grow && self.sent.in_flight() < self.congestion.cwnd {
             self.expand_send_buffer(cx);
             self.recovery.stamp_window(cx.now_us);

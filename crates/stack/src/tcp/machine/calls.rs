@@ -235,7 +235,7 @@ impl Tcp {
         let Some(entry) = self.sockets.at_mut(index) else { return };
         let Kind::Connection(connection) = &mut entry.kind else { return };
         connection.free(out.pool);
-        let idle = Idle { options: connection.options, ..Idle::default() };
+        let idle = Idle { options: connection.options.get(), ..Idle::default() };
         entry.kind = Kind::Idle(Box::new(idle));
         let charge = std::mem::take(&mut entry.charge);
         self.memory_bytes -= charge.bytes();
@@ -461,7 +461,7 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn options(&self, socket: TcpSocket) -> Result<TcpOptions, TcpError> {
-        self.entry(socket).map(|entry| *entry.options())
+        self.entry(socket).map(|entry| entry.options())
     }
 
     /// Replaces the options of a socket. Connections inherit those of their listener.

@@ -362,7 +362,7 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) {
-        let Some(options) = self.sockets.at(listener).map(|entry| *entry.options()) else {
+        let Some(options) = self.sockets.at(listener).map(|entry| entry.options()) else {
             self.forget_flow(&request.flow);
             out.pool.put(packet.frame);
             return;
@@ -390,7 +390,7 @@ impl Tcp {
     }
 
     pub(super) fn options_of(&self, request: &Request) -> Option<TcpOptions> {
-        self.entry(request.listener).ok().map(|entry| *entry.options())
+        self.entry(request.listener).ok().map(|entry| entry.options())
     }
 
     /// Forgets a handshake, and its flow.

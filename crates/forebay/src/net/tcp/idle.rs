@@ -1,0 +1,130 @@
+//! Memory of idle connections, with all that the application and the engine have of them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use etherparse::{PacketBuilder, TcpOptionElement};
+use forebay_rx::Packet;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Link, Verify, parse_packet};
+use forebay_rx::sink::{Sink, SinkCounters, SinkError};
+use forebay_stack::network::Identity;
+use forebay_stack::tcp::TcpOptions;
+use forebay_testkit::memory::{CountingAllocator, heap};
+
+use super::super::rig::{host, own_address};
+use super::super::shared::{CpuIndex, NetState};
+use super::super::{Net, NetConfig};
+use super::{TcpListener, TcpStream};
+
+/// Connections, and their number from which on each has to be small: tables grow several times between them, and what
+/// the host has of its own, without connections, weighs little by then.
+const CONNECTIONS: u32 = 100_000;
+const COUNTED_FROM: u32 = 50_000;
+/// Heap of a connection, by [`heap`]: its own blocks and its part of all tables, with their free places.
+const CONNECTION_BYTES: i64 = 1024;
+/// First sequence number of each client.
+const CLIENT_SEQ: u32 = 1000;
+const PORT: u16 = 80;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Sink that remembers the sequence number of the last packet.
+#[derive(Clone, Default)]
+struct LastSeq(Arc<Mutex<u32>>, Arc<SinkCounters>);
+
+impl Sink for LastSeq {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
+        for packet in packets.drain(..) {
+            // Behind an IPv4 header and the ports.
+            let seq = packet.frame.data()[24..28].try_into().unwrap();
+            *self.0.lock().unwrap() = u32::from_be_bytes(seq);
+        }
+        Ok(())
+    }
+
+    fn counters(&self) -> &Arc<SinkCounters> {
+        &self.1
+    }
+}
+
+/// A host with a listener.
+struct Server {
+    state: Arc<NetState>,
+    on: Arc<Identity>,
+    sent: LastSeq,
+    listener: TcpListener,
+    segments: Vec<Packet>,
+}
+
+impl Server {
+    fn new() -> Self {
+        let sent = LastSeq::default();
+        let state = host(vec![vec![Box::new(sent.clone())]], NetConfig::TCP);
+        let local = SocketAddr::new(own_address(0), PORT);
+        let listener = TcpListener::bind(&Net(Arc::clone(&state)), local).unwrap();
+        listener.set_nonblocking(true);
+        let on = state.devices[0].identity.load_full();
+        Self { state, on, sent, listener, segments: Vec::new() }
+    }
+
+    /// Delivers a segment of a client; without `ack`, its SYN.
+    fn deliver(&mut self, client: u32, seq: u32, ack: Option<u32>) {
+        let IpAddr::V4(ours) = own_address(0) else { unreachable!() };
+        let theirs = Ipv4Addr::from_bits(0x0a0a_0000 + client);
+        let builder = PacketBuilder::ipv4(theirs.octets(), ours.octets(), 64);
+        let builder = builder.tcp(4000, PORT, seq, u16::MAX);
+        let mut bytes = Vec::new();
+        match ack {
+            Some(ack) => builder.ack(ack).write(&mut bytes, &[]).unwrap(),
+            None => {
+                let options = [
+                    TcpOptionElement::MaximumSegmentSize(1460),
+                    TcpOptionElement::SelectiveAcknowledgementPermitted,
+                ];
+                builder.syn().options(&options).unwrap().write(&mut bytes, &[]).unwrap();
+            }
+        }
+        let len = u32::try_from(bytes.len()).unwrap();
+        let mut transmitter = self.state.transmitter_of(CpuIndex(0));
+        let mut frame = transmitter.pool().allocate(len).unwrap();
+        frame.copy_from(&bytes);
+        let mut packet = Packet::received(frame, Arrival(0), len, Link::Ip);
+        parse_packet(&mut packet, Verify::Checksums, transmitter.pool()).unwrap();
+        drop(transmitter);
+        packet.hash = FlowHash(client + 1);
+        self.segments.push(packet);
+        self.state.receive_segments((&self.on, CpuIndex(0)), &mut self.segments);
+    }
+
+    /// Accepts a connection of a client, which stays idle but for its keep-alive timer.
+    fn open(&mut self, client: u32) -> TcpStream {
+        self.deliver(client, CLIENT_SEQ, None);
+        let first = *self.sent.0.lock().unwrap();
+        self.deliver(client, CLIENT_SEQ + 1, Some(first.wrapping_add(1)));
+        let (stream, _) = self.listener.accept().unwrap();
+        let set = |options: &mut TcpOptions| (options.keepalive, options.nodelay) = (true, true);
+        stream.set_option(set).unwrap();
+        stream
+    }
+}
+
+#[test]
+fn tcp_12_idle_connection_with_handle_is_small() {
+    let mut server = Server::new();
+    let mut streams = Vec::with_capacity(CONNECTIONS as usize);
+    let (before, mut most) = (heap().bytes, 0);
+    for client in 1..=CONNECTIONS {
+        streams.push(server.open(client));
+        if client >= COUNTED_FROM {
+            most = most.max((heap().bytes - before) / i64::from(client));
+        }
+    }
+    assert!(streams.iter().all(|stream| stream.info().unwrap().state.name() == "ESTAB"));
+    let each = (heap().bytes - before) / i64::from(CONNECTIONS);
+    eprintln!("{each} bytes each, {most} at most");
+    assert!(most <= CONNECTION_BYTES, "{most} bytes each");
+    assert!(most > 500, "nothing was counted");
+}
