@@ -1,14 +1,16 @@
 //! `compare tcp-bulk`: goodput and CPU time of bulk streams over a veth without segmentation offload,
 //! and into a TAP with and without it.
 //!
-//! Each end has one CPU. One has sockets of the kernel; the other is compared.
+//! Each end has one CPU, and the sender's also processes what comes back. One has sockets of the kernel; the other is compared.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::CompareSetting;
 use super::child::StartedProgram;
-use super::network::{AT_TAP, Network, PORT, RECEIVER, SENDER, TAP, TO_RECEIVER, TO_TAP};
+use super::network::{
+    AT_TAP, KernelSteering, Network, PORT, RECEIVER, SENDER, TAP, TO_RECEIVER, TO_TAP,
+};
 use super::streams::{StreamEnd, Streams, cpu_ms_per_gb, goodput};
 use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
 
@@ -59,6 +61,9 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
         network.forget_paths(end.namespace)?;
         network.segment(end.namespace, end.device, "off")?;
     }
+    // Else the CPU of whoever acknowledges would process that for the sender, and send more.
+    let mask = 1 << setting.cpus.here.0;
+    network.steer(SENDER, KernelSteering { mask, flows: 0 })?;
     let network = Rc::new(network);
     let mut subjects = Vec::new();
     for (group, connections, compared) in LOADS {

@@ -105,7 +105,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Serves until the run ends.
 fn serve(options: &Serve) -> Result<(), Box<dyn Error>> {
     let Serve { listen, service, knobs, from, .. } = options;
-    let config = from.config();
+    let mut config = from.config();
+    config.coalesce.is_on = true; // TCP takes a merged packet whole
     let mut devices = [from.open(&format!("tcp:{}", listen.port()))?];
     let (net, engine) = Net::over(&config, &from.net(), &mut devices)?;
     for knob in knobs {

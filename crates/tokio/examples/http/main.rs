@@ -62,7 +62,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let site = Arc::new(Site { root: options.root, net: None });
         return Ok(runtime.block_on(serve_by_kernel(options.listen, site))?);
     }
-    let config = options.from.config();
+    let mut config = options.from.config();
+    config.coalesce.is_on = true; // TCP takes a merged packet whole
     let mut devices = [options.from.open(&format!("tcp:{}", options.listen.port()))?];
     let (net, engine) = Net::over(&config, &options.from.net(), &mut devices)?;
     ending::stop_on_signals(engine.stopper())?;

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use forebay::net::{Net, NetConfig, TcpListener, TcpStream};
 use forebay_device::Device;
-use forebay_engine::Config;
 use forebay_rx::CpuId;
 use rustix::net::sockopt::set_tcp_congestion;
 use serde_json::json;
@@ -34,7 +33,7 @@ pub(super) fn send(args: &OwnArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let mut devices = rpc::devices(args, "tcp")?;
-    let (net, engine) = over(args, &serve::config(args), &mut devices)?;
+    let (net, engine) = over(args, &mut devices)?;
     for _ in 0..args.rpc.connections() {
         let net = net.clone();
         thread::spawn(move || write_on(TcpStream::connect(&net, to)));
@@ -88,7 +87,7 @@ pub(super) fn receive(args: &OwnArgs) -> Result<(), Failure> {
         }
     }
     let mut devices = rpc::devices(args, &format!("tcp:{}", args.port))?;
-    let (net, engine) = over(args, &serve::config(args), &mut devices)?;
+    let (net, engine) = over(args, &mut devices)?;
     let listener = TcpListener::bind(&net, local).map_err(refused)?;
     thread::spawn(move || accept_all(connections, &received, || Ok(listener.accept()?.0)));
     ready()?;
@@ -96,13 +95,9 @@ pub(super) fn receive(args: &OwnArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn over(
-    args: &OwnArgs,
-    config: &Config,
-    devices: &mut [Device],
-) -> Result<(Net, forebay::net::NetEngine), Failure> {
+fn over(args: &OwnArgs, devices: &mut [Device]) -> Result<(Net, forebay::net::NetEngine), Failure> {
     let net_config = NetConfig { addresses: args.rpc.addresses(), ..NetConfig::default() };
-    Ok(Net::over(config, &net_config, devices)?)
+    Ok(Net::over(&serve::tcp_config(args), &net_config, devices)?)
 }
 
 /// Starts a thread for each connection, which adds what it reads to `received`.

@@ -30,6 +30,13 @@ pub(super) fn config(args: &OwnArgs) -> Config {
     config
 }
 
+/// Settings of a program with TCP, which takes merged packets whole. The kernel merges by default, too.
+pub(super) fn tcp_config(args: &OwnArgs) -> Config {
+    let mut config = config(args);
+    config.coalesce.is_on = true;
+    config
+}
+
 pub(super) fn device_config(name: &str, args: &OwnArgs) -> DeviceConfig {
     let packet_ring = args.packet_ring.map(Into::into).unwrap_or_default();
     DeviceConfig { packet_ring, ..DeviceConfig::new(name, args.via) }

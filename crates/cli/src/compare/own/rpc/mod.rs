@@ -68,7 +68,7 @@ pub(super) fn serve(args: &OwnArgs) -> Result<(), Failure> {
     }
     let mut devices = devices(args, &format!("tcp:{}", args.port))?;
     let net_config = NetConfig { addresses: args.rpc.addresses(), ..NetConfig::default() };
-    let (net, engine) = Net::over(&serve::config(args), &net_config, &mut devices)?;
+    let (net, engine) = Net::over(&serve::tcp_config(args), &net_config, &mut devices)?;
     for knob in &args.rpc.knobs {
         let (name, value) = knob.split_once('=').unwrap_or((knob, ""));
         engine.control().set(name, value).map_err(|refused| {
