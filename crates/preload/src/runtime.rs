@@ -442,6 +442,8 @@ fn open(
         devices.iter().map(|device| index(device).map_or(0, |index| index.0)).collect();
     let mut engine_config = Config::live();
     engine_config.spin_max_ns = config.spin.max_ns(engine_config.spin_max_ns);
+    // As the kernel does by default: TCP takes a merged packet whole.
+    engine_config.coalesce.is_on = config.take.takes_protocol(FilterProtocol::Tcp);
     // The kernel places the program's threads anew at each wake-up: to hand packets over to the CPU of the
     // last call costs more than it saves.
     engine_config.rps_sock_flow_entries = 0;

@@ -103,6 +103,15 @@ impl RxFilter {
                 .is_some_and(|(protocol, port)| self.takes_port(protocol, port))
     }
 
+    /// True if packets of a protocol are taken, to any port.
+    #[must_use]
+    pub fn takes_protocol(&self, protocol: FilterProtocol) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(only) => !only.ports(protocol).is_empty(),
+        }
+    }
+
     /// True if packets of a protocol to this port are taken.
     #[must_use]
     pub fn takes_port(&self, protocol: FilterProtocol, port: u16) -> bool {
