@@ -26,7 +26,7 @@ use board::{BoardClaim, STALE_NS_MIN};
 pub(super) use groups::Groups;
 pub use preview::{BalancePreview, QueueTraffic};
 pub use shares::CpuLoad;
-use shares::Shares;
+use shares::{Gap, Shares};
 use unpolled::Unpolled;
 
 use super::rps::RpsMap;
@@ -269,13 +269,15 @@ impl Balance {
         {
             let moves_left = claim.moves_left().min((BALANCE_ROUND_MAX - moves).into());
             let moves_left = usize::try_from(moves_left).unwrap_or(usize::MAX);
-            let best = || groups.best_of(&gap, now_ns).map(|group| (group, gap));
+            let best_across = |gap: Gap| groups.best_of(&gap, now_ns).map(|group| (group, gap));
+            let best = || best_across(gap);
+            let with_room = || self.shares.gaps_with_room(&gap).find_map(best_across);
             let isolate = || self.shares.isolate_heaviest(groups, &gap, moves_left, now_ns);
             // Of two CPUs: the groups that leave the heavy one's CPU would fill the other one, and rest there.
             let next = if self.shares.is_pair() {
                 isolate().or_else(best)
             } else {
-                best().or_else(isolate)
+                best().or_else(with_room).or_else(isolate)
             };
             let Some((group, gap)) = next else {
                 self.shares.settle(gap.busiest);

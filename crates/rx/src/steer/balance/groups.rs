@@ -20,6 +20,12 @@ const AVERAGED_CHANGED: u8 = 4;
 /// Number of windows averaged if chance does not explain the sum of a CPU's groups: many light flows have begun or ended.
 const AVERAGED_SHIFTED: u8 = 8;
 
+/// Change of a group's bursts by a change of its rate that is not confirmed; a window without one takes 1 away.
+const BURST: u8 = 4;
+
+/// Bursts from which on a group counts as one that always has some. It moves by its mean weight: else it never would.
+const BURSTS_USUAL: u8 = 4 * BURST;
+
 /// Variance of the number of packets in a window, in parts of their expected number: flows come in runs.
 const VARIANCE: u64 = 3;
 
@@ -44,8 +50,12 @@ pub(in super::super) struct Groups {
     weights: Box<[Weight]>,
     /// Number of windows that the weight averages.
     averaged: Box<[u8]>,
-    /// Change that the last window showed, and the one before did not.
-    unconfirmed: Box<[Option<Change>]>,
+    /// Change that the last window showed.
+    changes: Box<[Option<Change>]>,
+    /// True if the window before did not show it.
+    unconfirmed: Box<[bool]>,
+    /// Bursts lately, up to twice [`BURSTS_USUAL`].
+    bursts: Box<[u8]>,
     /// CPU by the RPS map.
     mapped_cpus: Box<[u16]>,
     /// CPU that the group is assigned to instead, or [`NO_CPU`].
@@ -88,7 +98,9 @@ impl Groups {
             fresh: vec![0; count].into(),
             weights: vec![Weight::default(); count].into(),
             averaged: vec![0; count].into(),
-            unconfirmed: vec![None; count].into(),
+            changes: vec![None; count].into(),
+            unconfirmed: vec![false; count].into(),
+            bursts: vec![0; count].into(),
             mapped_cpus: vec![NO_CPU; count].into(),
             assigned: vec![NO_CPU; count].into(),
             straddles: vec![false; count].into(),
@@ -187,15 +199,20 @@ impl Groups {
             let fresh = self.fresh[group];
             // The first window has nothing to be compared with.
             let change = weight.change(fresh, past_ns).filter(|_| *averaged > 0);
-            let before = std::mem::take(&mut self.unconfirmed[group]);
+            let before = std::mem::replace(&mut self.changes[group], change);
+            let is_unconfirmed = change.is_some() && change != before;
             let averaged_max = match change {
-                Some(_) if change == before => 1,
-                Some(_) => {
-                    self.unconfirmed[group] = change;
-                    AVERAGED_CHANGED
-                }
+                Some(_) if is_unconfirmed => AVERAGED_CHANGED,
+                Some(_) => 1,
                 None if is_shifted => AVERAGED_SHIFTED,
                 None => AVERAGED_MAX,
+            };
+            self.unconfirmed[group] = is_unconfirmed;
+            let bursts = &mut self.bursts[group];
+            *bursts = if is_unconfirmed {
+                (*bursts + BURST).min(2 * BURSTS_USUAL)
+            } else {
+                bursts.saturating_sub(1)
             };
             *averaged = (*averaged + 1).min(averaged_max);
             *weight = weight.with(fresh, past_ns, *averaged);
@@ -227,7 +244,7 @@ impl Groups {
         self.surpluses.resize(sums.len(), 0);
         let with_surpluses = sums.iter().zip(&mut self.surpluses);
         let is_shifted = |((came, rate), surplus): (&(u64, u64), &mut i64)| {
-            let expected = rate.saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS);
+            let expected = packets_in(*rate, past_ns);
             let off = came.cast_signed().saturating_sub(expected.cast_signed());
             let sum = *surplus * (SURPLUS_SMOOTHING - 1) + off * SURPLUS_PARTS;
             *surplus = sum / SURPLUS_SMOOTHING;
@@ -241,7 +258,9 @@ impl Groups {
     /// Begins the first window, after which the weights are those of this window alone.
     pub(super) fn begin_first_window(&mut self) {
         self.averaged.fill(0);
-        self.unconfirmed.fill(None);
+        self.changes.fill(None);
+        self.unconfirmed.fill(false);
+        self.bursts.fill(0);
         self.fixed_averaged = 0;
         self.surpluses.clear();
         self.begin_window();
@@ -307,7 +326,7 @@ impl Groups {
 
     /// Work in ns a second that may leave a CPU now, if a packet takes this long.
     pub(super) fn movable_ns(&self, cpu: CpuId, cost_ns: u64, now_ns: u64) -> u64 {
-        let movable = self.of_cpu(cpu).filter(|group| !self.rests(*group, now_ns));
+        let movable = self.of_cpu(cpu).filter(|group| self.may_move(*group, now_ns));
         movable.map(|group| self.weights[group].work_ns(cost_ns)).sum()
     }
 
@@ -320,7 +339,7 @@ impl Groups {
         count: usize,
         now_ns: u64,
     ) -> u64 {
-        let movable = self.of_cpu(cpu).filter(|group| !self.rests(*group, now_ns));
+        let movable = self.of_cpu(cpu).filter(|group| self.may_move(*group, now_ns));
         let works = movable.map(|group| (self.weights[group].work_ns(cost_ns), group));
         let mut works: Vec<_> = works.filter(|(work_ns, _)| *work_ns > 0).collect();
         let mut leaving_ns = 0;
@@ -337,7 +356,8 @@ impl Groups {
 
     /// True if a group may be assigned anew: it does not rest, and its weight is known.
     fn may_move(&self, group: usize, now_ns: u64) -> bool {
-        !self.rests(group, now_ns) && self.unconfirmed[group].is_none()
+        let is_known = !self.unconfirmed[group] || self.bursts[group] >= BURSTS_USUAL;
+        is_known && !self.rests(group, now_ns)
     }
 
     /// True if a group has moved recently.
@@ -379,15 +399,16 @@ impl Weight {
 
     /// Number of packets that a window of this length should have.
     fn expected(self, past_ns: u64) -> u64 {
-        u64::from(self.0).saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS)
+        packets_in(self.0.into(), past_ns)
     }
 
     /// Weight after a window with `fresh` packets, which is one of `averaged`.
     fn with(self, fresh: u32, past_ns: u64, averaged: u8) -> Self {
-        let rate =
-            (u64::from(fresh) * super::NS_PER_S).saturating_mul(WEIGHT_PARTS) / past_ns.max(1);
-        let averaged = u64::from(averaged.max(1));
-        let sum = (u64::from(self.0) * (averaged - 1)).saturating_add(rate);
+        // In a window of ten seconds, there are more than a u64 has room for.
+        let parts = u128::from(fresh) * u128::from(super::NS_PER_S * WEIGHT_PARTS);
+        let rate = parts / u128::from(past_ns.max(1));
+        let averaged = u128::from(averaged.max(1));
+        let sum = u128::from(self.0) * (averaged - 1) + rate;
         Self(u32::try_from(sum / averaged).unwrap_or(u32::MAX))
     }
 
@@ -402,6 +423,12 @@ const SURPLUS_PARTS: i64 = 16;
 
 /// Units of weights per packet a second.
 const WEIGHT_PARTS: u64 = 256;
+
+/// Number of packets in a window of this length at a rate, in 256ths of a packet a second.
+fn packets_in(rate: u64, past_ns: u64) -> u64 {
+    let parts = u128::from(rate) * u128::from(past_ns);
+    u64::try_from(parts / u128::from(super::NS_PER_S * WEIGHT_PARTS)).unwrap_or(u64::MAX)
+}
 
 /// Time in ms, rounded up, so that a group never rests for less than it should.
 fn ms_after(now_ns: u64) -> u64 {

@@ -223,24 +223,53 @@ impl Shares {
         self.mapped().count() == 2
     }
 
+    fn open(&self) -> impl Iterator<Item = (CpuId, &Share)> {
+        (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open)
+    }
+
+    fn open_mean_ns(&self) -> u64 {
+        let sum: u128 = self.open().map(|(_, share)| u128::from(share.load_ns)).sum();
+        u64::try_from(sum / (self.open().count() as u128).max(1)).unwrap_or(u64::MAX)
+    }
+
     /// Gap between the busiest and the least busy of the open CPUs, if it is beyond the target.
     pub(super) fn gap(&self, target_percent: u32) -> Option<Gap> {
-        let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
-        let (least_busy, least) = open().min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
+        let least_first = |(cpu, share): &(CpuId, &Share)| (share.load_ns, *cpu);
+        let (least_busy, least) = self.open().min_by_key(least_first)?;
         let (busiest, most) =
-            open().max_by_key(|(cpu, share)| (share.load_ns, std::cmp::Reverse(*cpu)))?;
-        let sum: u128 = open().map(|(_, share)| u128::from(share.load_ns)).sum();
-        let is_beyond = u128::from(most.load_ns) * 100 * open().count() as u128
+            self.open().max_by_key(|(cpu, share)| (share.load_ns, std::cmp::Reverse(*cpu)))?;
+        let sum: u128 = self.open().map(|(_, share)| u128::from(share.load_ns)).sum();
+        let is_beyond = u128::from(most.load_ns) * 100 * self.open().count() as u128
             > sum * u128::from(target_percent);
-        let gap_ns = most.load_ns - least.load_ns;
-        let mean_ns = u64::try_from(sum / (open().count() as u128).max(1)).unwrap_or(u64::MAX);
-        // The excess over the mean, but no more than makes the two equal.
-        let aim_ns = most.load_ns.saturating_sub(mean_ns).min(gap_ns / 2);
         // A heavy group would rest beside work that cannot leave: of more than two CPUs, others take those that leave its CPU.
         let has_less_room = !self.is_pair() && least.fixed_ns > most.fixed_ns;
-        let room_ns = if has_less_room { mean_ns.saturating_sub(least.fixed_ns) } else { u64::MAX };
+        let room_ns = self.open_mean_ns().saturating_sub(least.fixed_ns);
+        let room_ns = if has_less_room { room_ns } else { u64::MAX };
+        is_beyond.then(|| self.gap_between(busiest, least_busy, room_ns))
+    }
+
+    /// Gaps that take what has no room on the least busy CPU: to the least busy one of those with no more work that cannot
+    /// leave than the busiest, and to the least busy one of all, if the group and such work are then no more than what stays.
+    pub(super) fn gaps_with_room(&self, gap: &Gap) -> impl Iterator<Item = Gap> {
+        let (from, least) = (self.cpus[gap.busiest.index()], self.cpus[gap.least_busy.index()]);
+        let is_tight = !self.is_pair() && least.fixed_ns > from.fixed_ns;
+        let roomy = self.open().filter(|(_, share)| share.fixed_ns <= from.fixed_ns);
+        let roomy = roomy.filter(|(cpu, _)| *cpu != gap.busiest);
+        let roomy = roomy.min_by_key(|(cpu, share)| (share.load_ns, *cpu));
+        let roomy = roomy.map(|(cpu, _)| self.gap_between(gap.busiest, cpu, u64::MAX));
+        let room_ns = from.load_ns.saturating_sub(least.fixed_ns) / 2;
+        let tight = self.gap_between(gap.busiest, gap.least_busy, room_ns);
+        roomy.into_iter().chain([tight]).filter(move |_| is_tight)
+    }
+
+    /// Gap from the busiest CPU to another, which has room for groups with this much work.
+    fn gap_between(&self, busiest: CpuId, least_busy: CpuId, room_ns: u64) -> Gap {
+        let [most, least] = [busiest, least_busy].map(|cpu| self.cpus[cpu.index()]);
+        let gap_ns = most.load_ns.saturating_sub(least.load_ns);
+        // The excess over the mean, but no more than makes the two equal.
+        let aim_ns = most.load_ns.saturating_sub(self.open_mean_ns()).min(gap_ns / 2);
         let (most_ns, cost_ns) = (most_ns(gap_ns).min(room_ns), most.cost_ns());
-        is_beyond.then_some(Gap { busiest, least_busy, most_ns, aim_ns, cost_ns, leaving_ns: 0 })
+        Gap { busiest, least_busy, most_ns, aim_ns, cost_ns, leaving_ns: 0 }
     }
 
     /// Next move that gives a flow a CPU of its own. If the heaviest group of the busiest CPU fills a
@@ -260,8 +289,7 @@ impl Shares {
         let weighed_ns = weight.work_ns(gap.cost_ns);
         let from = self.cpus[gap.busiest.index()];
         let weight_ns = from.with_unpolled(weighed_ns);
-        let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
-        let calm = open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
+        let calm = self.open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
         let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
         let movable_ns = groups.movable_ns(to, share.cost_ns(), now_ns);
         let without_others_ns = share.load_ns.saturating_sub(share.others_light_ns);
@@ -282,7 +310,7 @@ impl Shares {
             let is_lighter = share.load_ns + weight_ns < from.load_ns + leaving_ns;
             return is_lighter.then_some((group, Gap { least_busy: to, ..*gap }));
         }
-        let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
+        let others = self.open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
         let (least_busy, least) = others.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
         let gap_ns = from.load_ns.saturating_sub(least.load_ns);
         let cost_ns = share.cost_ns();

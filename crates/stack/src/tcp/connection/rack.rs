@@ -8,9 +8,11 @@ use super::recovery::Phase;
 use super::scoreboard::Sent;
 use super::{Connection, Context};
 
-/// Reordering window, as D-SACKs have widened it.
+/// Round trip that losses are judged by, and reordering window, as D-SACKs have widened it: for the life of a connection.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Rack {
+    /// Round trip of the latest segment that is known to be delivered, in µs; 0 before the first.
+    rtt_us: u32,
     /// `snd_nxt` when the reordering window was last widened.
     widened_at: Seq,
     /// Steps by which the window is widened, and recoveries for which it stays so.
@@ -24,14 +26,12 @@ pub(super) struct Delivered {
     /// Time of its last transmission, in µs.
     sent_us: u64,
     end: Seq,
-    /// Round trip of that transmission, in µs.
-    rtt_us: u32,
     /// True if an ACK delivered one since losses were looked for.
     advanced: bool,
 }
 
 impl Delivered {
-    pub(super) const INITIAL: Self = Self { sent_us: 0, end: Seq(0), rtt_us: 0, advanced: false };
+    pub(super) const INITIAL: Self = Self { sent_us: 0, end: Seq(0), advanced: false };
 
     /// Has the next ACK look for losses again.
     pub(super) fn look_again(&mut self) {
@@ -81,8 +81,8 @@ impl Connection {
             // Faster than any round trip: the ACK is of the first transmission.
             return;
         }
+        self.recovery.rack.rtt_us = us_u32(rtt_us);
         let latest = &mut self.recovery.repair.delivered;
-        latest.rtt_us = us_u32(rtt_us);
         latest.advanced = true;
         if is_later((sent.sent_us, sent.end), (latest.sent_us, latest.end)) {
             (latest.sent_us, latest.end) = (sent.sent_us, sent.end);
@@ -92,8 +92,8 @@ impl Connection {
     /// Marks segments lost that were sent well before a delivered one. Returns the time to wait
     /// for others, in µs (`tcp_rack_detect_loss`).
     pub(super) fn detect_losses(&mut self, now_us: u64, facts: &mut AckFacts) -> Option<u64> {
-        let Delivered { sent_us, end, rtt_us, .. } = self.recovery.repair.delivered;
-        let lost_after_us = u64::from(rtt_us) + self.reorder_window_us();
+        let Delivered { sent_us, end, .. } = self.recovery.repair.delivered;
+        let lost_after_us = u64::from(self.recovery.rack.rtt_us) + self.reorder_window_us();
         let left_us = |sent: &Sent| (sent.sent_us + lost_after_us).saturating_sub(now_us);
         self.sent.overtake(|sent| is_later((sent_us, end), (sent.sent_us, sent.end)));
         while let Some(index) = self.sent.first_overtaken()
@@ -144,7 +144,7 @@ impl Connection {
     /// True if RACK alone would not call the segment lost at a time-out.
     pub(super) fn is_recent(&self, sent: &Sent, now_us: u64) -> bool {
         let age_us = now_us.saturating_sub(sent.sent_us);
-        self.agreed.sack && u64::from(self.recovery.repair.delivered.rtt_us) > age_us
+        self.agreed.sack && u64::from(self.recovery.rack.rtt_us) > age_us
     }
 
     /// The reordering timer fired (`tcp_rack_reo_timeout`).
