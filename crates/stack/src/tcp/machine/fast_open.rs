@@ -94,11 +94,11 @@ fn parts_of(word: u64) -> (u32, u32) {
     (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([c0, c1, c2, c3]))
 }
 
-/// Beginning of a connection, and the option of the SYN-ACK.
+/// Beginning of a listener's connection, after its handshake or with its SYN, and the option of the SYN-ACK.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FastOpening {
     Handshake(Option<CookieOption>),
-    AtOnce(Option<CookieOption>),
+    WithSyn(Option<CookieOption>),
 }
 
 impl Tcp {
@@ -175,7 +175,7 @@ impl Tcp {
         match &self.entry(socket)?.kind {
             Kind::Idle(_) => {
                 let fast_open = self.open(socket, ends, mtu_bytes, out)?;
-                self.await_data(socket, fast_open);
+                self.inherit_no_cookie(socket, fast_open);
             }
             Kind::Listener(_) => return Err(TcpError::IsConnected),
             Kind::Connection(connection) if connection.waits_for_data() => {}
@@ -209,7 +209,7 @@ impl Tcp {
             _ => FastConnect::default(),
         };
         if fast.takes_data {
-            self.await_data(socket, fast_open);
+            self.inherit_no_cookie(socket, fast_open);
             self.follow(socket.index, out);
             return Ok(());
         }
@@ -217,9 +217,13 @@ impl Tcp {
         Err(TcpError::InProgress)
     }
 
-    fn await_data(&mut self, socket: TcpSocket, fast_open: FastOpenOptions) {
-        if let Ok(SocketEntry { kind: Kind::Connection(connection), .. }) = self.entry_mut(socket) {
-            connection.await_data(fast_open.no_cookie);
+    /// Lets data go with the connection's SYN without a cookie, if the socket was set so before it connected.
+    fn inherit_no_cookie(&mut self, socket: TcpSocket, fast_open: FastOpenOptions) {
+        if fast_open.no_cookie
+            && let Ok(SocketEntry { kind: Kind::Connection(connection), .. }) =
+                self.entry_mut(socket)
+        {
+            connection.allow_no_cookie();
         }
     }
 
@@ -300,7 +304,7 @@ impl Tcp {
     ) -> FastOpening {
         if options.no_cookie || self.config.fast_open.has(FastOpen::SERVER_NO_COOKIE) {
             self.counters.fast_open_passive.add(1);
-            return FastOpening::AtOnce(None);
+            return FastOpening::WithSyn(None);
         }
         let Some(CookieOption { cookie, is_experimental }) = offer else {
             return FastOpening::Handshake(None);
@@ -318,12 +322,12 @@ impl Tcp {
         match found {
             CookieMatch::Primary => {
                 self.counters.fast_open_passive.add(1);
-                FastOpening::AtOnce(None)
+                FastOpening::WithSyn(None)
             }
             CookieMatch::Backup => {
                 self.counters.fast_open_passive_alt_key.add(1);
                 self.counters.fast_open_passive.add(1);
-                FastOpening::AtOnce(Some(valid))
+                FastOpening::WithSyn(Some(valid))
             }
             CookieMatch::Neither => {
                 self.counters.fast_open_passive_fail.add(1);
@@ -344,8 +348,9 @@ impl Tcp {
         }
     }
 
-    /// Creates the connection of a SYN, to be accepted at once.
-    pub(super) fn open_at_once(
+    /// Creates a listener's connection that begins with its SYN: the application may accept it before the handshake is
+    /// over.
+    pub(super) fn accept_fast_open(
         &mut self,
         request: &Request,
         (packet, segment): (Packet, &Segment),
@@ -362,7 +367,7 @@ impl Tcp {
         let (begin, accepted) = (request.begin(options, out.now_us), request.accepted());
         let connection = {
             let mut cx = self.context(self.pressure(), out);
-            Connection::accept_at_once(&begin, &accepted, (packet, segment), cookie, &mut cx)
+            Connection::accept_fast_open(&begin, &accepted, (packet, segment), cookie, &mut cx)
         };
         let index = self.insert(Kind::Connection(Box::new(connection)));
         self.targets.insert(&request.flow, Target::Connection(index));
@@ -370,7 +375,7 @@ impl Tcp {
             waiting.accepted.push_back(index);
         }
         queues.accepted.fetch_add(1, Ordering::Relaxed);
-        self.at_once.insert(index, Arc::clone(queues));
+        self.fast_opening.insert(index, Arc::clone(queues));
         self.follow(index, out);
         self.tell_listener(listener.index);
     }
@@ -378,8 +383,8 @@ impl Tcp {
     /// A connection that began with its SYN is open, or over (`reqsk_fastopen_remove`). One that was reset after the
     /// application had it counts on for a while: its SYN may have come from another address, whose host resets what it does
     /// not know.
-    pub(super) fn end_at_once(&mut self, index: u32, reset_us: Option<u64>) {
-        if let Some(queues) = self.at_once.remove(&index) {
+    pub(super) fn end_fast_opening(&mut self, index: u32, reset_us: Option<u64>) {
+        if let Some(queues) = self.fast_opening.remove(&index) {
             queues.fast_open.give_back(reset_us);
         }
     }

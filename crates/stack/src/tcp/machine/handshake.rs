@@ -89,9 +89,9 @@ impl Tcp {
         let cookie =
             match self.judge_fast_open(index, &request, packet.as_ref(), segment, out.now_us) {
                 FastOpening::Handshake(cookie) => cookie,
-                FastOpening::AtOnce(cookie) => {
+                FastOpening::WithSyn(cookie) => {
                     if let Some(packet) = packet.take() {
-                        self.open_at_once(&request, (packet, segment), cookie.as_ref(), out);
+                        self.accept_fast_open(&request, (packet, segment), cookie.as_ref(), out);
                     }
                     return;
                 }
