@@ -74,7 +74,7 @@ pub(in crate::tcp) struct FastConnect<'a> {
     pub(in crate::tcp) mss: Option<u16>,
     /// Data to send, as many as fit with the SYN.
     pub(in crate::tcp) bytes: &'a [u8],
-    /// True if data may go with the SYN: a cookie is known, or none is needed.
+    /// True if data may go with the SYN: a cookie is known, or none is needed, and Fast Open does not pause.
     pub(in crate::tcp) takes_data: bool,
     /// True if the caller waits to write the rest.
     pub(in crate::tcp) waits: bool,

@@ -3,7 +3,6 @@
 
 use std::fmt;
 use std::hash::Hasher;
-use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,6 +10,7 @@ use siphasher::sip::SipHasher24;
 
 use super::super::flow::Flow;
 use super::cookie::{COOKIE_BYTES_MAX, Cookie, CookieOption};
+use super::{address_hash, clock_second};
 
 /// Pairs of addresses that are remembered, at most; one more replaces that of its set that was learned first.
 pub(super) const ENTRIES_MAX: usize = 1024;
@@ -20,7 +20,7 @@ const MAX_DOUBLINGS: u32 = 6;
 
 /// Facts about servers: their cookies, and segment sizes.
 pub struct FastOpenCache {
-    key: [u8; 16],
+    secret: [u8; 16],
     /// None before the first fact.
     entries: OnceLock<Box<[Entry]>>,
     /// Times that a path swallowed SYNs with data, and the last such time, in µs.
@@ -61,7 +61,7 @@ impl FastOpenCache {
     #[must_use]
     pub fn new(secret: [u8; 16]) -> Self {
         Self {
-            key: secret,
+            secret,
             entries: OnceLock::new(),
             black_holes: AtomicU32::new(0),
             black_hole_us: AtomicU64::new(0),
@@ -70,7 +70,7 @@ impl FastOpenCache {
 
     /// Facts about the server of a flow.
     pub(in crate::tcp) fn find(&self, flow: &Flow) -> Option<Server> {
-        let (key, set) = (self.key_of(flow), self.entries.get()?);
+        let (key, set) = (self.entry_key(flow), self.entries.get()?);
         let set = set.get(set_of(key)..)?.get(..WAYS)?;
         set.iter().find_map(|entry| self.load(entry, Some(key)))
     }
@@ -83,7 +83,7 @@ impl FastOpenCache {
         (cookie, refused): (Option<CookieOption>, Refused),
         now_us: u64,
     ) {
-        let key = self.key_of(flow);
+        let key = self.entry_key(flow);
         let entries = self
             .entries
             .get_or_init(|| std::iter::repeat_with(Entry::default).take(ENTRIES_MAX).collect());
@@ -94,7 +94,7 @@ impl FastOpenCache {
             None => {
                 let age = |entry: &Entry| {
                     let learned_s = self.load(entry, None).map(|server| server.learned_s);
-                    learned_s.map_or(u32::MAX, |at_s| seconds(now_us).wrapping_sub(at_s))
+                    learned_s.map_or(u32::MAX, |at_s| clock_second(now_us).wrapping_sub(at_s))
                 };
                 let Some(oldest) = set.iter().max_by_key(|entry| age(entry)) else { return };
                 (oldest, Server::default())
@@ -106,7 +106,7 @@ impl FastOpenCache {
         } else if server.cookie.is_none() {
             server.refused = server.refused.max(refused);
         }
-        server.learned_s = seconds(now_us);
+        server.learned_s = clock_second(now_us);
         let words = server.words(key);
         let check = self.check_of(&words);
         for (place, word) in entry.0.iter().zip(words.into_iter().chain([check])) {
@@ -121,19 +121,13 @@ impl FastOpenCache {
         (is_it && check == self.check_of(&[of, c0, c1, rest])).then(|| Server::of([c0, c1, rest]))
     }
 
-    fn key_of(&self, flow: &Flow) -> u64 {
-        let mut hasher = SipHasher24::new_with_key(&self.key);
-        for end in [flow.ours, flow.theirs] {
-            match end.ip() {
-                IpAddr::V4(address) => hasher.write(&address.octets()),
-                IpAddr::V6(address) => hasher.write(&address.octets()),
-            }
-        }
-        hasher.finish()
+    /// Key of the entry for the server of a flow.
+    fn entry_key(&self, flow: &Flow) -> u64 {
+        address_hash(&self.secret, flow.ours.ip(), flow.theirs.ip())
     }
 
     fn check_of(&self, words: &[u64; WORDS - 1]) -> u64 {
-        let mut hasher = SipHasher24::new_with_key(&self.key);
+        let mut hasher = SipHasher24::new_with_key(&self.secret);
         words.iter().for_each(|word| hasher.write_u64(*word));
         hasher.finish()
     }
@@ -205,10 +199,6 @@ impl Server {
 fn set_of(key: u64) -> usize {
     let sets = (ENTRIES_MAX / WAYS) as u64;
     usize::try_from(key % sets).unwrap_or(0) * WAYS
-}
-
-fn seconds(now_us: u64) -> u32 {
-    u32::try_from((now_us / 1_000_000) & u64::from(u32::MAX)).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::super::connection::{Connection, FastConnect, WriteFlags};
 use super::super::error::TcpError;
 use super::super::fast_open::{
     CookieMatch, CookieOption, FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions, Refused,
-    Server,
+    Server, clock_second,
 };
 use super::super::flow::Flow;
 use super::super::wire::Segment;
@@ -54,7 +54,7 @@ impl FastOpenQueue {
     /// Gives a place back: of a connection that was reset at `reset_us`, a minute later.
     fn give_back(&self, reset_us: Option<u64>) {
         if let Some(at_us) = reset_us {
-            let second = second_of(at_us);
+            let second = clock_second(at_us);
             let at = &self.resets[second as usize % SECONDS];
             // The word of a second that is long over is begun anew.
             let _ = at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
@@ -74,18 +74,13 @@ impl FastOpenQueue {
 
     /// Connections that were reset in the last minute.
     fn resets(&self, now_us: u64) -> u32 {
-        let now = second_of(now_us);
+        let now = clock_second(now_us);
         let words = self.resets.iter().map(|word| parts_of(word.load(Ordering::Relaxed)));
         words
             .filter(|(of, _)| now.wrapping_sub(*of) <= RESET_COUNTS_S)
             .map(|(_, count)| count)
             .sum()
     }
-}
-
-/// Number of a second, modulo 2^32.
-fn second_of(now_us: u64) -> u32 {
-    u32::try_from((now_us / 1_000_000) & u64::from(u32::MAX)).unwrap_or(0)
 }
 
 /// Second and count of a word.
