@@ -1,7 +1,7 @@
 //! Waiting until a socket is readable or writable.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -13,6 +13,7 @@ use forebay_sys::readiness::{Ended, readiness};
 use forebay_sys::signals::with_all_blocked;
 
 use super::endpoint::Endpoint;
+use super::options::Timeout;
 use super::shared::{CpuIndex, NetState};
 use super::wake::Wake;
 
@@ -26,7 +27,7 @@ impl Endpoint {
         &self,
         mut attempt: impl FnMut(&mut SocketReader) -> Option<T>,
     ) -> io::Result<T> {
-        let mut deadline = Deadline::of(&self.options.read_timeout_ns);
+        let mut deadline = Deadline::of(&self.options.read_timeout);
         let mut has_waited = false;
         loop {
             if let Some(found) = self.try_once(&mut attempt)? {
@@ -167,7 +168,7 @@ impl Endpoint {
 
     /// Creates the wait for packet memory of one send call.
     pub(super) fn patience(&self) -> Patience<'_> {
-        Patience { of: self, deadline: Deadline::of(&self.options.write_timeout_ns), pause: PAUSE }
+        Patience { of: self, deadline: Deadline::of(&self.options.write_timeout), pause: PAUSE }
     }
 }
 
@@ -211,10 +212,9 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// Creates the deadline; `timeout_ns` of 0 means none.
-    pub(super) fn of(timeout_ns: &AtomicU64) -> Self {
-        let ns = timeout_ns.load(Ordering::Relaxed);
-        Self { timeout: (ns > 0).then(|| Duration::from_nanos(ns)), began: None }
+    /// Creates the deadline of a call with this time-out.
+    pub(super) fn of(timeout: &Timeout) -> Self {
+        Self { timeout: timeout.get(), began: None }
     }
 
     /// Time left; `None` if there is no time-out.
@@ -296,6 +296,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
+    use std::sync::atomic::AtomicU64;
 
     use forebay_engine::BusyPoll;
     use forebay_stack::socket::SocketId;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -21,8 +21,9 @@ use rustix::io::Errno;
 
 use super::super::Net;
 use super::super::endpoint::plain;
+use super::super::options::Timeout;
 use super::super::shared::NetState;
-use super::call::{timeout_ns, timeout_of, wait_for};
+use super::call::wait_for;
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::{ListenerWatch, Polled, Seen, StreamWatch, Watch};
@@ -61,8 +62,7 @@ struct ListenerState {
     queues: Arc<ListenerQueues>,
     polled: Polled,
     is_nonblocking: AtomicBool,
-    /// Time-out of accepts, in ns; 0 for none.
-    accept_timeout_ns: AtomicU64,
+    accept_timeout: Timeout,
     /// Keeps the port from the kernel, if the kernel has one of the devices, too.
     reserved: Option<Reserved>,
 }
@@ -161,7 +161,7 @@ impl TcpListener {
             queues,
             polled: Polled::default(),
             is_nonblocking: AtomicBool::default(),
-            accept_timeout_ns: AtomicU64::default(),
+            accept_timeout: Timeout::default(),
             reserved,
         }))
     }
@@ -232,8 +232,8 @@ impl TcpListener {
     }
 
     fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {
-        let ListenerState { shared, watch, is_nonblocking, accept_timeout_ns, .. } = &*self.0;
-        wait_for((shared, &watch.wait), (is_nonblocking, accept_timeout_ns), || {
+        let ListenerState { shared, watch, is_nonblocking, accept_timeout, .. } = &*self.0;
+        wait_for((shared, &watch.wait), (is_nonblocking, accept_timeout), || {
             self.try_accept(reserve)
         })
     }
@@ -344,14 +344,13 @@ impl TcpListener {
     /// # Errors
     /// `InvalidInput` of zero.
     pub fn set_accept_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.accept_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
-        Ok(())
+        self.0.accept_timeout.set(timeout)
     }
 
     /// Time-out of [`accept`](Self::accept).
     #[must_use]
     pub fn accept_timeout(&self) -> Option<Duration> {
-        timeout_of(&self.0.accept_timeout_ns)
+        self.0.accept_timeout.get()
     }
 
     /// Tells pollers of the [descriptor](Self::descriptor) for ever that the listener has ended, before its last handle is
