@@ -97,10 +97,7 @@ impl TcpListener {
         mut local: SocketAddr,
         how: &ListenOptions,
     ) -> io::Result<Self> {
-        let ip = plain(local).ip();
-        if !ip.is_unspecified() && !shared.is_receivable(ip) {
-            return Err(Errno::ADDRNOTAVAIL.into());
-        }
+        shared.check_local(plain(local).ip())?;
         let reserved = reserve(shared, local, how)?.map(Arc::new);
         if let Some(reserved) = &reserved {
             local.set_port(sys::tcp_reserve::port_of(reserved)?);
@@ -120,8 +117,7 @@ impl TcpListener {
             match listen_everywhere(shared, address, how, ListenerWatch::default()) {
                 Ok(listening) => return Ok(Self::of(shared, address, listening, reserved)),
                 Err(TcpError::AddressInUse) if local.port() == 0 => {}
-                Err(TcpError::AddressInUse) => return Err(Errno::ADDRINUSE.into()),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(refusal(error)),
             }
         }
     }
@@ -134,17 +130,11 @@ impl TcpListener {
         how: &ListenOptions,
         (reserved, readiness): (Reserved, Option<(ReadinessSetter, ReadinessDescriptor)>),
     ) -> io::Result<Self> {
-        let ip = plain(local).ip();
-        if !ip.is_unspecified() && !shared.is_receivable(ip) {
-            return Err(Errno::ADDRNOTAVAIL.into());
-        }
+        shared.check_local(plain(local).ip())?;
         let watch =
             readiness.map(|(setter, descriptor)| ListenerWatch::with_readiness(setter, descriptor));
-        match listen_everywhere(shared, local, how, watch.unwrap_or_default()) {
-            Ok(listening) => Ok(Self::of(shared, local, listening, Some(reserved))),
-            Err(TcpError::AddressInUse) => Err(Errno::ADDRINUSE.into()),
-            Err(error) => Err(error.into()),
-        }
+        let listening = listen_everywhere(shared, local, how, watch.unwrap_or_default());
+        Ok(Self::of(shared, local, listening.map_err(refusal)?, Some(reserved)))
     }
 
     fn of(
@@ -381,7 +371,7 @@ fn reserve(
     if !how.is_reserved || !shared.is_kernels(plain(local).ip()) {
         return Ok(None);
     }
-    sys::tcp_reserve::reserve(local, how.reuse != Reuse::None, how.is_v6_only).map(Some)
+    sys::tcp_reserve::reserve(local, how.reuse.is_shared(), how.is_v6_only).map(Some)
 }
 
 /// Sockets of a listener in all shards, with what they share.
@@ -399,7 +389,7 @@ fn listen_everywhere(
     let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
     let mut sockets = Vec::new();
     for address in std::iter::once(plain(local)).chain(both.then_some(any_v4)) {
-        let reuse_port = (how.reuse != Reuse::None).then_some(ReusePort {
+        let reuse_port = how.reuse.is_shared().then_some(ReusePort {
             cpu: how.cpu.filter(|_| how.reuse == Reuse::ThisCpu),
             is_mapped: local.is_ipv6() && address.is_ipv4(),
         });
@@ -437,6 +427,14 @@ fn listen(
     let options = TcpOptions { rcvbuf: how.rcvbuf, ..tcp.options(socket)? };
     tcp.set_options(socket, options, out)?;
     tcp.listen_with_queues(socket, how.backlog, queues)
+}
+
+/// Error of a listener that may not listen, with the number that the kernel has for it.
+fn refusal(error: TcpError) -> io::Error {
+    match error {
+        TcpError::AddressInUse => Errno::ADDRINUSE.into(),
+        error => error.into(),
+    }
 }
 
 fn close_all(shared: &NetState, sockets: &[ShardSocket]) {
