@@ -45,8 +45,8 @@ impl Timeout {
     /// `InvalidInput` of a time-out of zero, as with `std`.
     pub(super) fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
         if timeout.is_some_and(|timeout| timeout.is_zero()) {
-            let why =
-                "a time-out of zero would never wait: use set_nonblocking, or None to wait for ever";
+            let why = "a time-out of zero would never wait: use set_nonblocking, or None to wait \
+                       for ever";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let ns = timeout.map_or(0, |timeout| timeout.as_nanos());
