@@ -175,7 +175,7 @@ impl Tcp {
             Kind::Listener(_) => return Err(TcpError::IsConnected),
             Kind::Connection(connection) if connection.waits_for_data() => {}
             Kind::Connection(_) => {
-                self.tell_outcome(socket, out)?;
+                self.connect_outcome(socket, out)?;
                 return self.write(socket, bytes, WriteFlags::default(), out);
             }
         }
@@ -372,7 +372,7 @@ impl Tcp {
         queues.accepted.fetch_add(1, Ordering::Relaxed);
         self.fast_opening.insert(index, Arc::clone(queues));
         self.follow(index, out);
-        self.tell_listener(listener.index);
+        self.notify_listener(listener.index);
     }
 
     /// A connection that began with its SYN is open, or over (`reqsk_fastopen_remove`). One that was reset after the

@@ -386,7 +386,7 @@ impl Tcp {
             listener.queues.accepted.fetch_add(1, Ordering::Relaxed);
         }
         self.receive_connected(index, packet, segment, out);
-        self.tell_listener(listener);
+        self.notify_listener(listener);
     }
 
     pub(super) fn options_of(&self, request: &Request) -> Option<TcpOptions> {

@@ -119,8 +119,8 @@ impl Tcp {
         }
     }
 
-    /// A listener has a connection to accept.
-    pub(super) fn tell_listener(&mut self, index: u32) {
+    /// Notes that a listener has a connection to accept, of which its owner is to be notified.
+    pub(super) fn notify_listener(&mut self, index: u32) {
         if let Some(entry) = self.sockets.at_mut(index) {
             entry.told.set_readable(true);
             self.ready.push(TcpSocket { index, generation: entry.generation });
