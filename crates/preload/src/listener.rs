@@ -211,7 +211,7 @@ impl Listener {
             return Err(Errno::NOTCONN);
         }
         if let Some(served) = self.served_here() {
-            served.tcp.tell_ended();
+            served.tcp.notify_ended();
             drop(self.served.swap(None));
             UNSERVED.fetch_add(1, Ordering::Relaxed);
             passing::leave(served, self.addresses().collect());

@@ -217,7 +217,7 @@ impl Udp {
             RECEIVING => Ended::Peer,
             _ => Ended::Both,
         };
-        self.udp.tell_ended(told).map_err(|error| unconnected_errno(&error))?;
+        self.udp.notify_ended(told).map_err(|error| unconnected_errno(&error))?;
         self.peer().map(drop)
     }
 

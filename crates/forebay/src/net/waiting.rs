@@ -68,7 +68,7 @@ impl Endpoint {
         let is_refused = self.queue.take_refusal();
         let found = if is_refused { None } else { attempt(&mut reader) };
         if found.is_some() || is_refused {
-            self.tell_if_readable(&mut reader);
+            self.update_descriptor(&mut reader);
         }
         if is_refused { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(found) }
     }
@@ -77,7 +77,7 @@ impl Endpoint {
     pub(super) fn take_refusal(&self) -> bool {
         let is_refused = self.queue.take_refusal();
         if is_refused {
-            self.tell_if_readable(&mut self.reader());
+            self.update_descriptor(&mut self.reader());
         }
         is_refused
     }
@@ -86,7 +86,7 @@ impl Endpoint {
     pub(super) fn try_take<T>(&self, take: impl FnOnce(&mut SocketReader) -> T) -> T {
         let mut reader = self.reader();
         let taken = take(&mut reader);
-        self.tell_if_readable(&mut reader);
+        self.update_descriptor(&mut reader);
         taken
     }
 
@@ -97,7 +97,7 @@ impl Endpoint {
         let mut reader = self.reader();
         let is_ready =
             reader.has_ready() || !self.arm(&mut reader, SocketQueueConsumer::arm, is_asleep);
-        self.tell_if_readable(&mut reader);
+        self.update_descriptor(&mut reader);
         is_ready
     }
 
@@ -107,7 +107,7 @@ impl Endpoint {
         let mut reader = self.reader();
         let arm = SocketQueueConsumer::arm_for_packets;
         let has_some = reader.has_ready() || !self.arm(&mut reader, arm, false);
-        self.tell_if_readable(&mut reader);
+        self.update_descriptor(&mut reader);
         has_some
     }
 
@@ -128,7 +128,7 @@ impl Endpoint {
 
     /// Updates the descriptor, if there is one. From then on either the descriptor is readable, or
     /// the next CPU that delivers makes it readable.
-    pub(super) fn tell_if_readable(&self, reader: &mut SocketReader) {
+    pub(super) fn update_descriptor(&self, reader: &mut SocketReader) {
         let Some(descriptor) = self.descriptor.get() else { return };
         let due = reader.consumer.due();
         if reader.has_ready() || self.queue.has_news(due) {
@@ -151,14 +151,14 @@ impl Endpoint {
             let (setter, descriptor) = readiness()?;
             self.wake.set_setter(setter);
             let _ = self.descriptor.set(descriptor); // never set before: the reader is locked
-            self.tell_if_readable(&mut reader);
+            self.update_descriptor(&mut reader);
         }
         drop(reader);
         Ok(self.descriptor.get().unwrap_or_else(|| unreachable!("it was made")).as_fd())
     }
 
-    /// Tells pollers of the descriptor for ever that sides of the socket have ended.
-    pub(super) fn tell_ended(&self, ended: Ended) -> io::Result<()> {
+    /// Notifies pollers of the descriptor for ever that sides of the socket have ended.
+    pub(super) fn notify_ended(&self, ended: Ended) -> io::Result<()> {
         self.descriptor()?;
         if let Some(descriptor) = self.descriptor.get() {
             self.wake.end(ended, descriptor);

@@ -107,7 +107,7 @@ impl Wake {
         self.state().setter.iter_mut().for_each(|setter| setter.not_writable(descriptor));
     }
 
-    /// Tells at the descriptor that sides of the socket have ended.
+    /// Notifies pollers of the descriptor that sides of the socket have ended.
     pub(super) fn end(&self, ended: Ended, descriptor: &ReadinessDescriptor) {
         self.state().setter.iter_mut().for_each(|setter| setter.end(ended, descriptor));
     }

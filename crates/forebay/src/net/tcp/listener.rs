@@ -343,12 +343,12 @@ impl TcpListener {
         self.0.accept_timeout.get()
     }
 
-    /// Tells pollers of the [descriptor](Self::descriptor) for ever that the listener has ended, before its last handle is
+    /// Notifies pollers of the [descriptor](Self::descriptor) for ever that the listener has ended, before its last handle is
     /// dropped (`shutdown`).
-    pub fn tell_ended(&self) {
+    pub fn notify_ended(&self) {
         let wait = &self.0.watch.wait;
         if wait.set((true, true), Ended::Both) {
-            wait.tell();
+            wait.notify();
         }
     }
 

@@ -124,7 +124,7 @@ impl TcpStream {
     ) -> Self {
         let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
-        watch.wait.tell();
+        watch.wait.notify();
         Self(Arc::new(StreamState {
             shared,
             place,
