@@ -110,7 +110,7 @@ impl EngineLock {
     pub(crate) fn enter(&self, slot: usize) {
         self.shares.enter(slot);
         // The others look for its end from now on.
-        self.tell_change();
+        self.notify_change();
     }
 
     /// True if this process may take a slot, besides the one that it may have.
@@ -212,8 +212,8 @@ impl EngineLock {
         self.words[CHANGES].load(Ordering::SeqCst)
     }
 
-    /// Tells all processes that the table has changed.
-    pub(crate) fn tell_change(&self) {
+    /// Notifies all processes that the table has changed.
+    pub(crate) fn notify_change(&self) {
         self.words[CHANGES].fetch_add(1, Ordering::SeqCst);
         // Ignored: nobody waits.
         let _ = futex::wake(&self.words[CHANGES], futex::Flags::empty(), u32::MAX);

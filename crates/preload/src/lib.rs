@@ -6,7 +6,7 @@
 #![deny(unsafe_code)]
 
 /// Writes a line to standard error, which may be a pipe that nobody reads: there `eprintln!` panics.
-macro_rules! tell {
+macro_rules! report {
     ($($text:tt)*) => {{
         use std::io::Write as _;
         // Ignored: nobody is there to be told.

@@ -80,7 +80,7 @@ pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>) {
     };
     let name = "forebay-leave";
     if let Err(error) = with_all_blocked(|| thread::Builder::new().name(name.into()).spawn(leave)) {
-        tell!(
+        report!(
             "forebay: process {} resets the connections that it has not accepted at {:?}, which it has closed, as it \
              cannot start a thread that passes them on: {error}; check the limits on threads and memory (ulimit -u, \
              ulimit -v)",

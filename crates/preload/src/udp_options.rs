@@ -191,8 +191,8 @@ impl Settings {
 }
 
 impl Settings {
-    /// True if a datagram comes with control messages.
-    pub(crate) fn tells_any(&self) -> bool {
+    /// True if the program asks for control messages with each datagram.
+    pub(crate) fn asks_control(&self) -> bool {
         let of_v4 = self.v4_pktinfo || self.v4_ttl || self.v4_tos || self.v4_destination;
         let of_v6 = self.v6_pktinfo || self.v6_hop_limit || self.v6_traffic_class;
         let is_timed = self.arrival_time != ArrivalTime::default();

@@ -61,7 +61,7 @@ unsafe fn fill(
     let room = if is_nowhere(header.msg_control) { 0 } else { header.msg_controllen };
     let mut writer = ControlWriter::new(room);
     let settings = socket.settings();
-    if settings.tells_any() {
+    if settings.asks_control() {
         writer.put_datagram(&message.about(), &settings, socket.arrival_of(message));
     }
     let (control, is_truncated) = writer.finish();

@@ -179,8 +179,8 @@ impl Shares {
         bits.fold(0, |busy, (bucket, held)| busy | u64::from(held.load(SeqCst) > 0) << bucket)
     }
 
-    /// Tells the other processes where this one has flows no longer for which the table had no room.
-    pub(crate) fn tell_unclaimed(&self) {
+    /// Clears this process's marks of flows that the table had no room for, in the buckets where it has no flows any more.
+    pub(crate) fn clear_unclaimed(&self) {
         if let Some(own) = self.own() {
             self.clear_marks_except(own, self.busy());
         }
@@ -684,10 +684,10 @@ mod tests {
         assert!(flows.iter().all(|flow| of[0].claim(flow, SYN)));
         of[1].join(LISTENER.parse().unwrap());
         of[1].take_free();
-        of[0].tell_unclaimed();
+        of[0].clear_unclaimed();
         assert!(!flows.iter().any(|flow| answers(&of[1], flow)), "some have no words");
         flows.iter().for_each(|flow| of[0].release(flow));
-        of[0].tell_unclaimed();
+        of[0].clear_unclaimed();
         assert!(flows.iter().all(|flow| answers(&of[1], flow)));
     }
 
