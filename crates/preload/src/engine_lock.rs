@@ -1,5 +1,5 @@
-//! Lock of an engine that several processes have a copy of, since they were forked: the one that has it runs the
-//! engine. Also the order of such engines, and the slots of the processes that run one.
+//! Lock of an engine, of which forks leave a copy in several processes: the process that has the lock runs the engine.
+//! Also the order of such engines, and the slots of the processes that run one.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! Division of new connections among the processes that serve the same listeners: a thread of each follows the table
-//! of [`shares`](crate::shares), and lets its part of the packets pass to this process.
+//! Division of new connections among the processes that serve the same listeners: a thread of each process follows the
+//! table of [`shares`](crate::shares), and sets the filters that let the packets of its process pass.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,4 +1,5 @@
-//! Listeners of this process that are closed while others serve their addresses, and the connections that come from such.
+//! Listeners that this process closes while other processes serve their addresses: connections that nobody has accepted go
+//! on in those. Also the connections that come from listeners of other processes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process;

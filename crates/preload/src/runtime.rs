@@ -1,4 +1,5 @@
-//! Engine of this process: prepared when the first socket is taken, and run by the process that uses one first.
+//! Engine of this process. It is prepared when the first socket is taken, and started by the process that uses one first,
+//! which may be a child of the one that prepared it.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;

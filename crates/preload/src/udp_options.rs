@@ -1,5 +1,5 @@
-//! Options of a UDP socket. The kernel's socket stays their store: each change is made there first, so that what it
-//! refuses is refused, and all are read again from there.
+//! Options of a UDP socket. The kernel's socket keeps them: each change is made there first, so that the kernel can refuse
+//! it, and then all are read from there.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Claims: whose each flow is.
+//! Claims: which process has which flow.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;

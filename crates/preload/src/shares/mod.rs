@@ -2,9 +2,9 @@
 //! which flow. Nothing in it is locked, so that a process may be killed at any time.
 //!
 //! Flows fall into buckets by a hash, which the filters of the devices' sockets know, too. For each listener's address
-//! each bucket has an owner, which takes its new connections. A process that is to become the owner does so itself: for
-//! a while it takes them together with the owner before it, as a SYN lies in the rings of both and each of
-//! them may be late, and then alone. Whoever claims a flow first has it until its end, so that it is answered once.
+//! each bucket has an owner, which takes its new connections. A process that is to own a bucket makes itself the owner.
+//! For a while it and the owner before it both take new connections, since a SYN lies in the rings of both and either may
+//! be late; then it takes them alone. Whoever claims a flow first has it until its end, so that each SYN is answered once.
 
 mod table; //  words of the memory
 mod owner; //  process that takes a bucket's new connections

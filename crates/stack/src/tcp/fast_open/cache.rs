@@ -1,5 +1,5 @@
-//! Cookies that servers gave this host, in a cache that all who open connections share (`tcp_metrics.c`). Nobody waits for
-//! the cache: who reads an entry while another one writes it finds none there.
+//! Cookies that servers gave this host, in a cache that all shards share (`tcp_metrics.c`). No access waits: a reader
+//! takes an entry that another thread is writing for an empty one.
 
 use std::fmt;
 use std::hash::Hasher;

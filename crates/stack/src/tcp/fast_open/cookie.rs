@@ -1,4 +1,4 @@
-//! Cookies: a keyed hash of both addresses, which only who receives at the client's address learns.
+//! Cookies: keyed hashes of both addresses. Only a host that receives at the client's address learns its cookie.
 
 use std::fmt;
 use std::net::IpAddr;
