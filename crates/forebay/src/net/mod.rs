@@ -49,7 +49,7 @@ mod shared; //     state shared by sockets and stacks
 mod directory; //  all sockets by id
 mod endpoint; //   the state of a socket
 mod options; //    options of a socket
-mod wake; //       wake-up of readers
+mod wake; //       wake-up of a UDP socket's waiters
 mod waiting; //    sleep until a socket is readable or writable
 mod inline; //     reads on a CPU's own thread, which turns it meanwhile
 mod datagram; //   datagrams as read

@@ -1,5 +1,6 @@
-//! Wake-up of a socket's waiters: threads blocked in a call, CPUs whose thread reads, and pollers
-//! of the socket's descriptor.
+//! Wake-up of a UDP socket's waiters: threads blocked in a call, CPUs whose thread reads, and pollers
+//! of the socket's descriptor. Separate from [TCP's](super::tcp), whose readiness is set with a lock
+//! held: here CPUs fill the queue without a lock, and a waiter looks there for what has come.
 //!
 //! A queue reports an arrival once, to the CPU that clears the flag of a sleeping reader, but there
 //! may be several readers. So a wake-up is for all of them, and a reader that clears the flag

@@ -1,4 +1,6 @@
-//! Threads, CPUs and pollers that wait for a socket.
+//! Wake-up of a TCP socket's waiters: threads blocked in a call, CPUs whose thread waits, and pollers of the socket's
+//! descriptor. Separate from [UDP's](super::super::wake), whose waiters look at a queue that is filled without a lock: here
+//! a shard sets the readiness with its lock held, and waiters are notified of changes once the lock is free.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
