@@ -470,7 +470,7 @@ fn stacks(shared: &Arc<NetState>, caches: Vec<Option<CopyCache>>) -> Vec<Stack> 
             network.take_tcp();
             let reclaimer = BufferReclaimer::new(cache, None, Arc::clone(reclaim_counters));
             let host = Box::new(CpuHost::new(CpuIndex(index), Arc::clone(shared)));
-            Stack::new((cpu, index), network, reclaimer, host)
+            Stack::new(cpu, index, network, reclaimer, host)
         })
         .collect()
 }
@@ -483,7 +483,7 @@ fn transmit_queues(
 ) -> Vec<TransmitQueue> {
     let queue = |(pool, paths)| {
         let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
-        TransmitQueue::new((pool, ids, clock), paths)
+        TransmitQueue::new(pool, ids, clock, paths)
     };
     pools.into_iter().zip(paths).map(queue).collect()
 }

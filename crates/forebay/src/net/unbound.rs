@@ -157,7 +157,7 @@ impl SocketOptions {
     ) -> io::Result<TcpListener> {
         let Self { net, reuse, cpu, is_v6_only, rcvbuf, .. } = self;
         let how = ListenOptions { reuse, cpu, is_v6_only, is_reserved: false, rcvbuf, backlog };
-        TcpListener::listen_reserved(&net.0, local, &how, (reserved, readiness))
+        TcpListener::listen_reserved(&net.0, local, &how, reserved, readiness)
     }
 }
 

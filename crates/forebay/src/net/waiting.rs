@@ -193,7 +193,7 @@ impl Patience<'_> {
         if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             if let Some(descriptor) = descriptor.get() {
                 wake.not_writable(descriptor);
-                shared.blocked.add((wake, by), shared);
+                shared.blocked.add(wake, by, shared);
             }
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -247,7 +247,7 @@ struct Watched {
 }
 
 impl Blocked {
-    fn add(&self, (socket, by): (&Arc<Wake>, CpuIndex), shared: &Arc<NetState>) {
+    fn add(&self, socket: &Arc<Wake>, by: CpuIndex, shared: &Arc<NetState>) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let this = Arc::downgrade(socket);
         if !watched.sockets.iter().any(|(other, on)| other.ptr_eq(&this) && *on == by) {

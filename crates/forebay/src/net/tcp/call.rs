@@ -13,8 +13,10 @@ use super::wait::{Seen, Wait};
 /// Repeats an attempt until it does not block, at most for a time-out. An attempt that would block
 /// returns the number of wake-ups that it has seen.
 pub(super) fn wait_for<T>(
-    (shared, wait): (&NetState, &Wait),
-    (is_nonblocking, timeout): (&AtomicBool, &Timeout),
+    shared: &NetState,
+    wait: &Wait,
+    is_nonblocking: &AtomicBool,
+    timeout: &Timeout,
     mut attempt: impl FnMut() -> io::Result<Result<T, Seen>>,
 ) -> io::Result<T> {
     let mut deadline = Deadline::of(timeout);

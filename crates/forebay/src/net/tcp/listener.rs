@@ -128,7 +128,8 @@ impl TcpListener {
         shared: &Arc<NetState>,
         local: SocketAddr,
         how: &ListenOptions,
-        (reserved, readiness): (Reserved, Option<(ReadinessSetter, ReadinessDescriptor)>),
+        reserved: Reserved,
+        readiness: Option<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<Self> {
         shared.check_local(plain(local).ip())?;
         let watch =
@@ -140,9 +141,10 @@ impl TcpListener {
     fn of(
         shared: &Arc<NetState>,
         local: SocketAddr,
-        (sockets, watch, queues): Listening,
+        listening: Listening,
         reserved: Option<Reserved>,
     ) -> Self {
+        let Listening { sockets, watch, queues } = listening;
         Self(Arc::new(ListenerState {
             shared: Arc::clone(shared),
             local,
@@ -223,9 +225,7 @@ impl TcpListener {
 
     fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {
         let ListenerState { shared, watch, is_nonblocking, accept_timeout, .. } = &*self.0;
-        wait_for((shared, &watch.wait), (is_nonblocking, accept_timeout), || {
-            self.try_accept(reserve)
-        })
+        wait_for(shared, &watch.wait, is_nonblocking, accept_timeout, || self.try_accept(reserve))
     }
 
     /// Takes a connection on the thread of a CPU, whose turns go on until there is one.
@@ -311,8 +311,8 @@ impl TcpListener {
             if let Ok((socket, flow)) = accepted {
                 let is_mapped = local.is_ipv6() && flow.theirs.is_ipv4();
                 let socket = ShardSocket { shard, socket };
-                let kept = (reserved.clone(), waiters);
-                let stream = TcpStream::of(Arc::clone(shared), socket, (flow, is_mapped), kept);
+                let (shared, reserved) = (Arc::clone(shared), reserved.clone());
+                let stream = TcpStream::of(shared, socket, flow, is_mapped, reserved, waiters);
                 let peer = stream.peer_addr();
                 return Ok(Ok((stream, peer)));
             }
@@ -347,7 +347,7 @@ impl TcpListener {
     /// dropped (`shutdown`).
     pub fn notify_ended(&self) {
         let wait = &self.0.watch.wait;
-        if wait.set((true, true), Ended::Both) {
+        if wait.set(true, true, Ended::Both) {
             wait.notify();
         }
     }
@@ -375,7 +375,11 @@ fn reserve(
 }
 
 /// Sockets of a listener in all shards, with what they share.
-type Listening = (Vec<ShardSocket>, Arc<ListenerWatch>, Arc<ListenerQueues>);
+struct Listening {
+    sockets: Vec<ShardSocket>,
+    watch: Arc<ListenerWatch>,
+    queues: Arc<ListenerQueues>,
+}
 
 /// Listens on an address in all shards, or in none.
 fn listen_everywhere(
@@ -398,7 +402,7 @@ fn listen_everywhere(
             let watch = Watch::Listener(Arc::clone(&watch));
             let listen = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 let socket = tcp.socket()?;
-                let listens = listen((tcp, out), socket, (address, reuse_port), how, queues);
+                let listens = listen(tcp, out, socket, address, reuse_port, how, queues);
                 if listens.is_err() {
                     tcp.close(socket, out)?;
                 }
@@ -413,13 +417,15 @@ fn listen_everywhere(
             }
         }
     }
-    Ok((sockets, watch, queues))
+    Ok(Listening { sockets, watch, queues })
 }
 
 fn listen(
-    (tcp, out): (&mut Tcp, &mut TcpOut<'_>),
+    tcp: &mut Tcp,
+    out: &mut TcpOut<'_>,
     socket: TcpSocket,
-    (address, reuse_port): (SocketAddr, Option<ReusePort>),
+    address: SocketAddr,
+    reuse_port: Option<ReusePort>,
     how: &ListenOptions,
     queues: Arc<ListenerQueues>,
 ) -> Result<(), TcpError> {

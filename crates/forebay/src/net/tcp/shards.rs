@@ -336,7 +336,7 @@ impl NetState {
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let Work { shard, result, gathered_by, .. } = self.work(index, act);
-        self.finish((index, shard), gathered_by, Vec::new());
+        self.finish(index, shard, gathered_by, Vec::new());
         result
     }
 
@@ -348,7 +348,7 @@ impl NetState {
     ) -> R {
         let Work { shard, result, gathered_by, .. } = self.work(index, act);
         let to_notify = shard.set_readiness(socket).cloned().into_iter().collect();
-        self.finish((index, shard), gathered_by, to_notify);
+        self.finish(index, shard, gathered_by, to_notify);
         result
     }
 
@@ -363,7 +363,7 @@ impl NetState {
         if let Ok(socket) = &opened {
             shard.watch(*socket, watch.clone());
         }
-        self.finish((index, shard), gathered_by, Vec::new());
+        self.finish(index, shard, gathered_by, Vec::new());
         self.end_if_over(watch);
         Ok(ShardSocket { shard: index, socket: opened? })
     }
@@ -406,13 +406,14 @@ impl NetState {
         if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
             shard.orphans.push((socket, reserved));
         }
-        self.finish((index, shard), gathered_by, Vec::new());
+        self.finish(index, shard, gathered_by, Vec::new());
     }
 
     /// Processes the segments of a batch, which arrived on a device with this identity, on a CPU.
     pub(in crate::net) fn receive_segments(
         &self,
-        (on, cpu): (&Identity, CpuIndex),
+        on: &Identity,
+        cpu: CpuIndex,
         segments: &mut Vec<Packet>,
     ) {
         let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
@@ -498,7 +499,8 @@ impl NetState {
     /// Sets the timer, releases the shard, sends, and wakes who waits for what changed.
     fn finish(
         &self,
-        (index, shard): (ShardIndex, MutexGuard<'_, Shard>),
+        index: ShardIndex,
+        shard: MutexGuard<'_, Shard>,
         gathered_by: Option<CpuIndex>,
         mut to_notify: Vec<Watch>,
     ) {

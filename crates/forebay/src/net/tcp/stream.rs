@@ -119,8 +119,10 @@ impl TcpStream {
     pub(super) fn of(
         shared: Arc<NetState>,
         place: ShardSocket,
-        (flow, is_mapped): (Flow, bool),
-        (reserved, watch): (Option<Reserved>, StreamWatch),
+        flow: Flow,
+        is_mapped: bool,
+        reserved: Option<Reserved>,
+        watch: StreamWatch,
     ) -> Self {
         let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
@@ -432,7 +434,7 @@ impl StreamState {
             CallKind::Read => &self.read_timeout,
             CallKind::Write => &self.write_timeout,
         };
-        wait_for((&self.shared, wait), (&self.is_nonblocking, timeout), || {
+        wait_for(&self.shared, wait, &self.is_nonblocking, timeout, || {
             // First: news that come while the connection is not locked end the sleep.
             let seen = wait.seen();
             let (result, has_room) = self.call(|tcp, out| {

@@ -52,7 +52,7 @@ impl Watch {
                     Readiness { peer_closed: true, .. } => Ended::Peer,
                     _ => Ended::Nothing,
                 };
-                stream.wait.set((readiness.readable || gone, readiness.writable || gone), ended)
+                stream.wait.set(readiness.readable || gone, readiness.writable || gone, ended)
             }
             Self::Listener(_) => false,
         }
@@ -110,7 +110,7 @@ impl ListenerWatch {
     pub(super) fn pop(&self) -> Result<ShardSocket, Seen> {
         let mut ready = self.ready();
         let first = ready.pop_front();
-        if ready.is_empty() && self.wait.set((false, false), Ended::Nothing) {
+        if ready.is_empty() && self.wait.set(false, false, Ended::Nothing) {
             self.wait.notify();
         }
         first.ok_or_else(|| self.wait.seen())
@@ -230,7 +230,7 @@ impl Wait {
 
     /// Sets what the socket is ready for. Returns true if the waiters are to be [notified](Self::notify).
     #[must_use]
-    pub(super) fn set(&self, (is_readable, is_writable): (bool, bool), ended: Ended) -> bool {
+    pub(super) fn set(&self, is_readable: bool, is_writable: bool, ended: Ended) -> bool {
         let mut state = self.state();
         if state.has_ended {
             return false;
@@ -427,7 +427,7 @@ mod tests {
             drop(programs);
             polled.close(&watch.wait);
             // The engine has the waiters until the end of a batch.
-            assert!(watch.wait.set((true, true), Ended::Failed));
+            assert!(watch.wait.set(true, true, Ended::Failed));
             watch.wait.notify();
             assert_eq!(event(&epoll), None);
             drop(watch);
@@ -443,16 +443,16 @@ mod tests {
         add(&epoll, polled.descriptor(&wait).unwrap(), EventData::new_u64(0), edges).unwrap();
         let edge = || event(&epoll);
         let (both, ended) = (EventFlags::IN | EventFlags::OUT, Ended::Nothing);
-        assert!(wait.set((true, true), ended));
+        assert!(wait.set(true, true, ended));
         wait.notify();
         assert_eq!(edge(), Some(both));
-        for fallen in [(false, true), (true, false), (false, false)] {
+        for (is_readable, is_writable) in [(false, true), (true, false), (false, false)] {
             wait.notify();
             assert_eq!(edge(), None, "nothing is new");
-            assert!(wait.set(fallen, ended));
-            assert!(wait.set((true, true), ended));
+            assert!(wait.set(is_readable, is_writable, ended));
+            assert!(wait.set(true, true, ended));
             wait.notify();
-            assert_eq!(edge(), Some(both), "{fallen:?}");
+            assert_eq!(edge(), Some(both), "{is_readable} {is_writable}");
         }
     }
 }

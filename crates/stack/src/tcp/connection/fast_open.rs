@@ -101,7 +101,8 @@ impl Connection {
     pub(in crate::tcp) fn accept_fast_open(
         begin: &Begin,
         accepted: &Accepted,
-        (packet, segment): (Packet, &Segment),
+        packet: Packet,
+        segment: &Segment,
         cookie: Option<&CookieOption>,
         cx: &mut Context<'_>,
     ) -> Self {
@@ -375,7 +376,7 @@ impl Connection {
         let cookie = offer.filter(|offer| !offer.cookie.is_request());
         // Without the option, it is the default (RFC 7413, section 4.1.3.1).
         let mss = segment.options.mss.unwrap_or_else(|| self.flow().default_mss());
-        cx.fast_open.learn(&self.flow(), Some(mss), (cookie, refused), cx.now_us);
+        cx.fast_open.learn(&self.flow(), Some(mss), cookie, refused, cx.now_us);
         if !self.sent.is_empty() {
             cx.counters.fast_open_active_fail.add(1);
             self.resend_syn_data(cx);

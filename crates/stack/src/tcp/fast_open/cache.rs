@@ -80,7 +80,8 @@ impl FastOpenCache {
         &self,
         flow: &Flow,
         mss: Option<u16>,
-        (cookie, refused): (Option<CookieOption>, Refused),
+        cookie: Option<CookieOption>,
+        refused: Refused,
         now_us: u64,
     ) {
         let key = self.entry_key(flow);
@@ -221,15 +222,15 @@ mod tests {
     fn tcp_50_cache_keeps_what_was_learned() {
         let cache = FastOpenCache::new([3; 16]);
         assert_eq!(cache.find(&flow(1)), None);
-        cache.learn(&flow(1), Some(1460), (None, Refused::Standard), 0);
+        cache.learn(&flow(1), Some(1460), None, Refused::Standard, 0);
         let server = cache.find(&flow(1)).unwrap();
         assert_eq!((server.mss, server.refused), (Some(1460), Refused::Standard));
         assert_eq!(server.cookie, None);
         for byte in 1..9 {
-            cache.learn(&flow(1), None, (cookie(byte), Refused::Neither), 5_000_000);
+            cache.learn(&flow(1), None, cookie(byte), Refused::Neither, 5_000_000);
             assert_eq!(cache.find(&flow(1)).unwrap().cookie, cookie(byte));
         }
-        cache.learn(&flow(1), Some(940), (None, Refused::Both), 6_000_000);
+        cache.learn(&flow(1), Some(940), None, Refused::Both, 6_000_000);
         let server = cache.find(&flow(1)).unwrap();
         assert_eq!((server.mss, server.cookie), (Some(940), cookie(8)));
         assert_eq!(server.refused, Refused::Standard, "a server with a cookie refuses nothing");
@@ -244,7 +245,8 @@ mod tests {
             cache.learn(
                 &flow(host),
                 Some(1000),
-                (cookie(1), Refused::Neither),
+                cookie(1),
+                Refused::Neither,
                 u64::from(host) * 1_000_000,
             );
             assert!(cache.find(&flow(host)).is_some(), "the newest is known");
@@ -259,7 +261,7 @@ mod tests {
     #[test]
     fn tcp_50_torn_entries_are_not_believed() {
         let cache = FastOpenCache::new([3; 16]);
-        cache.learn(&flow(1), Some(1460), (cookie(1), Refused::Neither), 0);
+        cache.learn(&flow(1), Some(1460), cookie(1), Refused::Neither, 0);
         let entries = cache.entries.get().unwrap();
         let entry = entries.iter().find(|entry| entry.0[3].load(Ordering::Relaxed) != 0).unwrap();
         for word in 1..WORDS {

@@ -161,7 +161,8 @@ impl Tcp {
         socket: TcpSocket,
         ends: (SocketAddr, SocketAddr),
         mtu_bytes: u32,
-        (bytes, waits): (&[u8], bool),
+        bytes: &[u8],
+        waits: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         if !self.config.fast_open.has(FastOpen::CLIENT) {
@@ -179,7 +180,7 @@ impl Tcp {
                 return self.write(socket, bytes, WriteFlags::default(), out);
             }
         }
-        self.send_syn(socket, (bytes, waits), out)
+        self.send_syn(socket, bytes, waits, out)
     }
 
     /// True of a connection whose SYN is sent with the first data.
@@ -226,7 +227,8 @@ impl Tcp {
     pub(super) fn send_syn(
         &mut self,
         socket: TcpSocket,
-        (bytes, waits): (&[u8], bool),
+        bytes: &[u8],
+        waits: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         let SocketEntry { kind: Kind::Connection(connection), .. } = self.entry(socket)? else {
@@ -348,7 +350,8 @@ impl Tcp {
     pub(super) fn accept_fast_open(
         &mut self,
         request: &Request,
-        (packet, segment): (Packet, &Segment),
+        packet: Packet,
+        segment: &Segment,
         cookie: Option<&CookieOption>,
         out: &mut TcpOut<'_>,
     ) {
@@ -362,7 +365,7 @@ impl Tcp {
         let (begin, accepted) = (request.begin(options, out.now_us), request.accepted());
         let connection = {
             let mut cx = self.context(self.pressure(), out);
-            Connection::accept_fast_open(&begin, &accepted, (packet, segment), cookie, &mut cx)
+            Connection::accept_fast_open(&begin, &accepted, packet, segment, cookie, &mut cx)
         };
         let index = self.insert(Kind::Connection(Box::new(connection)));
         self.targets.insert(&request.flow, Target::Connection(index));
