@@ -62,7 +62,8 @@ unsafe fn fill(
     let mut writer = ControlWriter::new(room);
     let settings = socket.settings();
     if settings.asks_control() {
-        writer.put_datagram(&message.about(), &settings, socket.arrival_of(message));
+        let (interface, dropped) = socket.arrival_of(message);
+        writer.put_datagram(&message.about(), &settings, interface, dropped);
     }
     let (control, is_truncated) = writer.finish();
     if is_truncated {
