@@ -57,7 +57,7 @@ impl Tcp {
         Answer::None
     }
 
-    /// Answers a SYN, by a SYN-ACK of a new request or by a cookie.
+    /// Begins the handshake of a SYN, or answers it by a cookie, or drops it.
     pub(super) fn begin_request(
         &mut self,
         index: u32,
