@@ -45,8 +45,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
     let place = args.control.place(None, None)?;
     let socket = place.map(SocketPlace::bind).transpose()?.flatten();
-    let counted = (&replay.control(), replay.counts());
-    let faces = args.control.open(counted, config.as_ref(), &args.engine.given(), socket)?;
+    let (control, counts) = (replay.control(), replay.counts());
+    let given = args.engine.given();
+    let faces = args.control.open(&control, counts, config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(&args.metrics.access()?, || replay.metrics())?;
     let teller = FailureMessages::begin(replay.failures());
     let bar = Bar::show(replay.progress(), args);

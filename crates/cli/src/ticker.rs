@@ -9,7 +9,7 @@ use forebay_sys::failure::{FailureNote, FirstFailure};
 use tracing::error;
 
 /// Interval between two checks for a failure.
-const TELL_PERIOD: Duration = Duration::from_millis(100);
+const LOG_PERIOD: Duration = Duration::from_millis(100);
 
 /// A thread that repeats a task until this value is dropped.
 pub(crate) struct Ticker {
@@ -58,7 +58,7 @@ impl FailureMessages {
         let unmarked = failures.into_iter().map(|failure| (failure, AtomicBool::new(false)));
         let failures = Arc::new(Failures(unmarked.collect()));
         let looked = Arc::clone(&failures);
-        let ticker = Ticker::every(TELL_PERIOD, move || looked.tell());
+        let ticker = Ticker::every(LOG_PERIOD, move || looked.log_new());
         Self { failures, ticker: Some(ticker) }
     }
 }
@@ -66,16 +66,16 @@ impl FailureMessages {
 impl Drop for FailureMessages {
     fn drop(&mut self) {
         drop(self.ticker.take());
-        self.failures.tell();
+        self.failures.log_new();
     }
 }
 
 impl Failures {
-    /// Reports the failures that have happened and were not reported yet.
-    fn tell(&self) {
-        for (failure, is_told) in &self.0 {
+    /// Logs the failures that have happened since they were logged last.
+    fn log_new(&self) {
+        for (failure, is_logged) in &self.0 {
             if let Some(FailureNote { problem, consequence, help }) = failure.get()
-                && !is_told.swap(true, Ordering::Relaxed)
+                && !is_logged.swap(true, Ordering::Relaxed)
             {
                 error!(problem, consequence, help, "{problem}; {consequence}; {help}");
             }

@@ -31,7 +31,7 @@ use super::handle::Control;
 use super::list::{ListedKnob, list};
 use super::names::{self, Names, OfDevice};
 use super::run_options::{self, RunOption};
-use super::session::told;
+use super::session::notes_on;
 
 /// Maximum nesting of TOML tables under `[knobs]`: device, then queue.
 const TABLES_MAX: usize = 2;
@@ -187,7 +187,7 @@ impl ConfigFile {
                 wanted.get(path).is_some_and(|it| it.is_same(entry)) && value != Some(&entry.value)
             };
             match self.set(control, &names, entry, is_new) {
-                Ok(told) => reloaded.notes.extend(told),
+                Ok(notes) => reloaded.notes.extend(notes),
                 Err(error) => {
                     reloaded.refuse(entry, error);
                     let refused =
@@ -245,8 +245,8 @@ impl ConfigFile {
             let written = control.echo(&path, value);
             let written = written.map_err(wrong)?;
             let name = names.short(&path);
-            let told = told(control, &written).into_iter();
-            notes.extend(told.map(|note| format!("{name}: {note}")));
+            let of_knob = notes_on(control, &written).into_iter();
+            notes.extend(of_knob.map(|note| format!("{name}: {note}")));
         }
         Ok(notes)
     }

@@ -65,13 +65,13 @@ impl Display for Explanation {
         if self.queues.is_empty() {
             writeln!(f, "  no queue has answered within a second")?;
         }
-        self.queues.iter().try_for_each(|queue| tell_queue(f, queue, self.hash))?;
+        self.queues.iter().try_for_each(|queue| write_queue(f, queue, self.hash))?;
         self.connections.iter().try_for_each(|connection| connection.fmt(f))
     }
 }
 
-fn tell_queue(f: &mut fmt::Formatter<'_>, told: &Explained, flow: FlowHash) -> fmt::Result {
-    let Explained { name, polling_cpu, at_ns, state, drops, .. } = told;
+fn write_queue(f: &mut fmt::Formatter<'_>, queue: &Explained, flow: FlowHash) -> fmt::Result {
+    let Explained { name, polling_cpu, at_ns, state, drops, .. } = queue;
     writeln!(f, "{name}, polled by CPU {polling_cpu}, at {}", seconds(*at_ns))?;
     writeln!(f, "  now:   {}", now(state, flow))?;
     writeln!(f, "  next:  {}", next(state, *at_ns))?;

@@ -132,7 +132,7 @@ impl SessionContext {
     fn answer(&self, request: &Request) -> SessionAnswer {
         match request {
             Request::Get(knob) => self.get(knob),
-            Request::Set { knob, value } => self.control.set_and_tell(knob, value),
+            Request::Set { knob, value } => self.control.set_and_report(knob, value),
             Request::List => Ok(list(&self.control).iter().map(ToString::to_string).collect()),
             Request::Explain { flow, json } => {
                 let explanation = explain(&self.control, flow)?;
@@ -146,12 +146,13 @@ impl SessionContext {
             Request::Flows => {
                 Ok(self.control.top_flows()?.iter().map(ToString::to_string).collect())
             }
-            Request::RfsDesired(flow, cpu) => {
-                self.control.rfs_desired(*flow, *cpu).map(|written| told(&self.control, &written))
-            }
-            Request::Pause(cpu) => self.tell(*cpu, Control::pause),
-            Request::Resume(cpu) => self.tell(*cpu, Control::resume),
-            Request::Kill(cpu) => self.tell(*cpu, Control::kill),
+            Request::RfsDesired(flow, cpu) => self
+                .control
+                .rfs_desired(*flow, *cpu)
+                .map(|written| notes_on(&self.control, &written)),
+            Request::Pause(cpu) => self.command(*cpu, Control::pause),
+            Request::Resume(cpu) => self.command(*cpu, Control::resume),
+            Request::Kill(cpu) => self.command(*cpu, Control::kill),
             Request::Config => match &self.config {
                 Some(path) => Ok(vec![path.display().to_string()]),
                 None => Err(Refused::new(Errno::NoEnt, "the run was started without --config")),
@@ -176,12 +177,12 @@ impl SessionContext {
         paths.iter().map(named).collect()
     }
 
-    fn tell(
+    fn command(
         &self,
         cpu: CpuId,
-        tell: impl Fn(&Control, CpuId) -> Result<(), Refused>,
+        command: impl Fn(&Control, CpuId) -> Result<(), Refused>,
     ) -> SessionAnswer {
-        tell(&self.control, cpu).map(|()| Vec::new())
+        command(&self.control, cpu).map(|()| Vec::new())
     }
 
     fn watched(&self, knob: Option<&str>) -> Result<Vec<String>, Refused> {
@@ -207,7 +208,7 @@ impl Control {
     ///
     /// # Errors
     /// As `set`.
-    pub fn set_and_tell(&self, knob: &str, value: &str) -> Result<Vec<String>, Refused> {
+    pub fn set_and_report(&self, knob: &str, value: &str) -> Result<Vec<String>, Refused> {
         let mut lines = Vec::new();
         let names = Names::in_run(self);
         for path in names::find_for_writing(self, knob)? {
@@ -218,8 +219,8 @@ impl Control {
             if let Ok(value) = value_of(self, &path) {
                 lines.push(format!("now {name} {value}"));
             }
-            let told = told(self, &written);
-            let further = told.into_iter().filter(|line| !lines.contains(line));
+            let notes = notes_on(self, &written);
+            let further = notes.into_iter().filter(|line| !lines.contains(line));
             let further: Vec<_> = further.collect();
             lines.extend(further);
         }
@@ -235,7 +236,7 @@ fn value_of(control: &Control, path: &str) -> Result<String, Refused> {
 }
 
 /// Notes on the part of a write that is not in force as requested.
-pub(super) fn told(control: &Control, written: &Written) -> Vec<String> {
+pub(super) fn notes_on(control: &Control, written: &Written) -> Vec<String> {
     let Written { in_effect, ignored, .. } = written;
     let in_effect = (!in_effect.is_empty()).then(|| format!("in effect: {in_effect}"));
     let ignored = (!ignored.is_empty()).then(|| {

@@ -62,7 +62,7 @@ impl ControlWriter {
         (self.bytes, self.is_truncated)
     }
 
-    fn put(&mut self, (level, kind): (i32, i32), data: &[u8]) {
+    fn put(&mut self, level: i32, kind: i32, data: &[u8]) {
         let left = self.room.saturating_sub(self.bytes.len());
         if left < HEADER_BYTES {
             self.is_truncated = true;
@@ -84,14 +84,15 @@ impl ControlWriter {
         &mut self,
         of: &About,
         asked: &Settings,
-        (interface, dropped): (u32, u32),
+        interface: u32,
+        dropped: u32,
     ) {
         self.put_times(of, &asked.arrival_time);
         if dropped > 0 {
-            self.put((libc::SOL_SOCKET, libc::SO_RXQ_OVFL), &dropped.to_ne_bytes());
+            self.put(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped.to_ne_bytes());
         }
         if asked.gro && of.gso_size > 0 {
-            self.put((libc::SOL_UDP, libc::UDP_GRO), &i32::from(of.gso_size).to_ne_bytes());
+            self.put(libc::SOL_UDP, libc::UDP_GRO, &i32::from(of.gso_size).to_ne_bytes());
         }
         self.put_addresses(of, asked, interface);
     }
@@ -112,13 +113,13 @@ impl ControlWriter {
                 TimeUnit::Micros => i64::from(arrived.subsec_micros()).to_ne_bytes(),
                 TimeUnit::Nanos => nanos,
             };
-            self.put((libc::SOL_SOCKET, kind), &[seconds, part].concat());
+            self.put(libc::SOL_SOCKET, kind, &[seconds, part].concat());
         }
         if let Some(kind) = asked.structured {
             // The second and the third are of hardware.
             let none = [0; 8];
             let times = [seconds, nanos, none, none, none, none].concat();
-            self.put((libc::SOL_SOCKET, kind), &times);
+            self.put(libc::SOL_SOCKET, kind, &times);
         }
     }
 
@@ -133,36 +134,36 @@ impl ControlWriter {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped(),
             };
             let info = [&ip.octets()[..], &interface.to_ne_bytes()].concat();
-            self.put((libc::IPPROTO_IPV6, libc::IPV6_PKTINFO), &info);
+            self.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
         }
         match plain {
             IpAddr::V4(ip) => {
                 if asked.v4_pktinfo {
                     let info = [&interface.to_ne_bytes()[..], &ip.octets(), &ip.octets()].concat();
-                    self.put((libc::IPPROTO_IP, libc::IP_PKTINFO), &info);
+                    self.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
                 }
                 if asked.v4_ttl {
-                    self.put((libc::IPPROTO_IP, libc::IP_TTL), &ttl);
+                    self.put(libc::IPPROTO_IP, libc::IP_TTL, &ttl);
                 }
                 if asked.v4_tos {
-                    self.put((libc::IPPROTO_IP, libc::IP_TOS), &[of.traffic_class]);
+                    self.put(libc::IPPROTO_IP, libc::IP_TOS, &[of.traffic_class]);
                 }
                 if asked.v4_destination {
                     let address = encode(SocketAddr::new(plain, port));
-                    self.put((libc::IPPROTO_IP, libc::IP_ORIGDSTADDR), &address);
+                    self.put(libc::IPPROTO_IP, libc::IP_ORIGDSTADDR, &address);
                 }
             }
             IpAddr::V6(_) => {
                 if asked.v6_hop_limit {
-                    self.put((libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT), &ttl);
+                    self.put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &ttl);
                 }
                 if asked.v6_traffic_class {
                     let class = i32::from(of.traffic_class).to_ne_bytes();
-                    self.put((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), &class);
+                    self.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &class);
                 }
                 if asked.v6_destination {
                     let address = encode(scoped(SocketAddr::new(plain, port), || interface));
-                    self.put((libc::IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR), &address);
+                    self.put(libc::IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR, &address);
                 }
             }
         }
@@ -332,7 +333,7 @@ mod tests {
         for (room, len, is_cut) in [(15, 0, true), (16, 16, true), (19, 19, true), (20, 20, false)]
         {
             let mut writer = ControlWriter::new(room);
-            writer.put((0, libc::IP_TTL), &int);
+            writer.put(0, libc::IP_TTL, &int);
             let (bytes, is_truncated) = writer.finish();
             assert_eq!((bytes.len(), is_truncated), (len, is_cut), "{room}");
         }
@@ -342,11 +343,11 @@ mod tests {
     fn exe_3_control_messages_are_read() {
         const V4: (bool, bool) = (false, true);
         let mut writer = ControlWriter::new(200);
-        writer.put((libc::IPPROTO_IP, libc::IP_TOS), &[3]);
-        writer.put((libc::IPPROTO_IP, libc::IP_TTL), &9i32.to_ne_bytes());
+        writer.put(libc::IPPROTO_IP, libc::IP_TOS, &[3]);
+        writer.put(libc::IPPROTO_IP, libc::IP_TTL, &9i32.to_ne_bytes());
         let info = [&5u32.to_ne_bytes()[..], &[10, 0, 0, 1], &[0; 4]].concat();
-        writer.put((libc::IPPROTO_IP, libc::IP_PKTINFO), &info);
-        writer.put((libc::SOL_UDP, libc::UDP_SEGMENT), &100u16.to_ne_bytes());
+        writer.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+        writer.put(libc::SOL_UDP, libc::UDP_SEGMENT, &100u16.to_ne_bytes());
         let (bytes, _) = writer.finish();
         let read = SendControl::read(&bytes, V4, &[4, 5]).unwrap();
         let expected = SendControl {

@@ -17,11 +17,11 @@ static SOCKET: OnceLock<Option<SharedControlSocket>> = OnceLock::new();
 pub(crate) fn bind(path: &Path) {
     SOCKET.get_or_init(|| {
         let bound = SharedControlSocket::bind(path);
-        let tell = |error: &forebay::Error| {
+        let report = |error: &forebay::Error| {
             let help = error.help();
-            tell!("forebay: the program has no control socket: {error}; {help}");
+            report!("forebay: the program has no control socket: {error}; {help}");
         };
-        bound.inspect_err(tell).ok()
+        bound.inspect_err(report).ok()
     });
 }
 

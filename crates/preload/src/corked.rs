@@ -1,4 +1,4 @@
-//! Datagram of which the program sends one part after the other (`MSG_MORE`, `UDP_CORK`).
+//! Datagram that the program sends in parts (`MSG_MORE`, `UDP_CORK`).
 
 use std::borrow::Cow;
 use std::net::SocketAddr;

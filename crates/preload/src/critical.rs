@@ -1,10 +1,10 @@
-//! Parts of calls in which the thread may hold locks of the library: handlers of signals that come meanwhile run
-//! at their end.
+//! Critical parts: parts of calls in which the thread may hold locks of the library. The handler of a signal that comes
+//! meanwhile runs at their end.
 //!
-//! POSIX lets a handler make most of the calls of this library, also while its thread is in the middle of one. Locks
-//! that the thread holds there would never be free, so that signals are held back: the exported `sigaction` puts a
-//! function in front of the program's handlers, which blocks the signal and sends it anew if the thread is inside. That
-//! costs no system call unless a signal comes.
+//! POSIX lets a handler make most of the calls of this library, also while its thread is in the middle of one. The handler
+//! would then wait for ever for a lock that its own thread holds, so signals are held back: the exported `sigaction` puts a
+//! function in front of the program's handlers. If the thread is in a critical part, that function blocks the signal and
+//! sends it anew. This costs no system call unless a signal comes.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};

@@ -1,5 +1,5 @@
-//! Lock of an engine that several processes have a copy of, since they were forked: the one that has it runs the
-//! engine. Also the order of such engines, and the slots of the processes that run one.
+//! Lock of an engine, of which forks leave a copy in several processes: the process that has the lock runs the engine.
+//! Also the order of such engines, and the slots of the processes that run one.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -110,7 +110,7 @@ impl EngineLock {
     pub(crate) fn enter(&self, slot: usize) {
         self.shares.enter(slot);
         // The others look for its end from now on.
-        self.tell_change();
+        self.notify_change();
     }
 
     /// True if this process may take a slot, besides the one that it may have.
@@ -212,8 +212,8 @@ impl EngineLock {
         self.words[CHANGES].load(Ordering::SeqCst)
     }
 
-    /// Tells all processes that the table has changed.
-    pub(crate) fn tell_change(&self) {
+    /// Notifies all processes that the table has changed.
+    pub(crate) fn notify_change(&self) {
         self.words[CHANGES].fetch_add(1, Ordering::SeqCst);
         // Ignored: nobody waits.
         let _ = futex::wake(&self.words[CHANGES], futex::Flags::empty(), u32::MAX);

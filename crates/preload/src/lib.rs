@@ -1,15 +1,15 @@
-//! Library that `forebay exec` loads into an unmodified program: the program's sockets at taken ports become
-//! sockets of Forebay, at the same descriptors.
+//! Library that `forebay exec` loads into an unmodified program. The program's sockets at the ports that
+//! `--take` names become sockets of Forebay, and keep their descriptors.
 //!
 //! `abi` has the exported C functions, which convert arguments and results. A call on a descriptor that is not
 //! in the `table` goes to the next definition of the function, in general the C library's.
 #![deny(unsafe_code)]
 
 /// Writes a line to standard error, which may be a pipe that nobody reads: there `eprintln!` panics.
-macro_rules! tell {
+macro_rules! report {
     ($($text:tt)*) => {{
         use std::io::Write as _;
-        // Ignored: nobody is there to be told.
+        // Ignored: nobody reads it.
         let _ = writeln!(std::io::stderr(), $($text)*);
     }};
 }
@@ -31,12 +31,12 @@ mod tcp_options; // options of listeners and connections
 mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
 mod start_error; // reasons why a process has no engine
-mod critical; //    parts of calls that no handler of a signal interrupts
+mod critical; //    parts of calls that no signal handler interrupts
 mod fork_locks; //  locks that a fork must not copy
-mod engine_lock; // one process runs an engine, of several that were forked
-mod shares; //      new connections of each process, of several with an engine
+mod engine_lock; // the one process, of those forked, that runs an engine
+mod shares; //      division of new connections among processes with engines
 mod mailbox; //     connections that a process passes on to another
-mod passing; //     listeners that are closed, and connections that they leave
-mod membership; //  changes of listeners, and filters that let their packets pass
+mod passing; //     connections that a closed listener leaves to other processes
+mod membership; //  changes of that division, and filters that let its packets pass
 mod control; //     control socket of the program
 mod errno; //       errors as the kernel's numbers

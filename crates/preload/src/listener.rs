@@ -127,10 +127,10 @@ impl Listener {
         prepare()?;
         abi::prepare_to_close();
         for option in lacking(descriptor) {
-            tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
+            report!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
         tcp_reserve::refuse_packets(descriptor).map_err(|error| {
-            tell!(
+            report!(
                 "forebay: cannot have the kernel drop the packets to {local}: {error}; some kernels (6.18) require CAP_NET_ADMIN for \
                  that: {GRANT}"
             );
@@ -211,7 +211,7 @@ impl Listener {
             return Err(Errno::NOTCONN);
         }
         if let Some(served) = self.served_here() {
-            served.tcp.tell_ended();
+            served.tcp.notify_ended();
             drop(self.served.swap(None));
             UNSERVED.fetch_add(1, Ordering::Relaxed);
             passing::leave(served, self.addresses().collect());
@@ -261,7 +261,7 @@ impl Listener {
             return Err(Errno::INVAL);
         }
         if let Some(by) = excluding() {
-            tell!(
+            report!(
                 "forebay: process {by} accepts the connections to {}, and its child {} cannot: let the program fork \
                  before it waits for connections",
                 self.local,
@@ -284,7 +284,7 @@ impl Listener {
         let is_placed = readiness.is_some();
         let tcp = options.listen_reserved(self.local, self.backlog, reserved, readiness);
         let tcp = tcp.map_err(|error| {
-            tell!(
+            report!(
                 "forebay: process {} cannot listen on {}: {error}; check that a taken device has the address, and \
                  that no other listener has the port",
                 process::id(),
@@ -311,7 +311,7 @@ impl Listener {
     /// never readable.
     fn wait_in_turn(&self, socket: &Arc<Socket>) -> Result<(), Errno> {
         if self.place_turn(socket)? {
-            tell!(
+            report!(
                 "forebay: another process serves {}: process {} will serve it when that one has ended",
                 self.local,
                 process::id()

@@ -1,4 +1,4 @@
-//! Queue, shared by all processes of a program, of connections that one passes on to another.
+//! Queue of connections that one process of a program passes on to another. All processes share it.
 
 use forebay_stack::tcp::PassedConnection;
 use forebay_sys::hidden::Hidden;

@@ -1,5 +1,5 @@
-//! Division of new connections among the processes that serve the same listeners: a thread of each follows the table
-//! of [`shares`](crate::shares), and lets its part of the packets pass to this process.
+//! Division of new connections among the processes that serve the same listeners: a thread of each process follows the
+//! table of [`shares`](crate::shares), and sets the filters that let the packets of its process pass.
 
 use std::collections::HashMap;
 use std::io;
@@ -139,7 +139,7 @@ impl Membership {
             }
             if !is_told && began.elapsed() > ATTACHED_MAX {
                 is_told = true;
-                tell!(
+                report!(
                     "forebay: process {} takes no new connections yet, as its engine has attached no filters for 10 s: \
                      check what else runs on the machine",
                     process::id()
@@ -161,7 +161,7 @@ impl Membership {
         self.engine_lock.shares().take_free();
         self.settle_alone(&mut state, Instant::now());
         drop(state);
-        self.engine_lock.tell_change();
+        self.engine_lock.notify_change();
     }
 
     /// Ends one of the listeners at an address. Returns true if it was the last one, after which this process is to
@@ -185,7 +185,7 @@ impl Membership {
             shares.abandon(listener);
             // Nobody takes the new connections until others look.
             if shares.others().next().is_some() {
-                self.engine_lock.tell_change();
+                self.engine_lock.notify_change();
             }
         }
     }
@@ -200,7 +200,7 @@ impl Membership {
     /// have begun.
     pub(crate) fn leave(&self, listener: SocketAddr, closed: &dyn Closed) {
         let shares = self.engine_lock.shares();
-        self.engine_lock.tell_change();
+        self.engine_lock.notify_change();
         let began = Instant::now();
         let (mut left, mut without_room) = (None, None);
         while self.has_others(listener) && !self.state().served.contains_key(&listener) {
@@ -236,7 +236,7 @@ impl Membership {
             !is_put
         });
         if is_some {
-            self.engine_lock.tell_change();
+            self.engine_lock.notify_change();
         }
         without_room
     }
@@ -293,7 +293,7 @@ impl Membership {
     fn settle(&self) {
         let (engine_lock, shares) = (&self.engine_lock, self.engine_lock.shares());
         if engine_lock.evict_dead() {
-            engine_lock.tell_change();
+            engine_lock.notify_change();
         }
         let mut state = self.state();
         self.let_needed_pass(&mut state, shares.needed());
@@ -310,7 +310,7 @@ impl Membership {
         }
         state.handovers = handovers;
         self.settle_alone(&mut state, now);
-        shares.tell_unclaimed();
+        shares.clear_unclaimed();
         let needed = shares.needed();
         if shares.others().next().is_some() && needed != !state.left_out {
             self.let_pass(&mut state, needed);
@@ -354,7 +354,7 @@ impl Membership {
             return;
         };
         if !mem::replace(&mut state.is_failure_told, true) {
-            tell!(
+            report!(
                 "forebay: process {} receives the packets of other processes of the program, too, as its filters cannot \
                  be changed: {error}; it loses time, but no connections: raise net.core.optmem_max",
                 process::id()

@@ -42,7 +42,7 @@ impl Origin {
             return Ok(());
         }
         if !self.has_warned.swap(true, Ordering::Relaxed) {
-            tell!(
+            report!(
                 "forebay: {made} before a fork and is used by the child, which does not work: let the program \
                  {do_instead}, or use a TUN device (forebay run --to tun:)"
             );

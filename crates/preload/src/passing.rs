@@ -1,4 +1,5 @@
-//! Listeners of this process that are closed while others serve their addresses, and the connections that come from such.
+//! Listeners that this process closes while other processes serve their addresses: connections that nobody has accepted go
+//! on in those. Also the connections that come from listeners of other processes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process;
@@ -80,7 +81,7 @@ pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>) {
     };
     let name = "forebay-leave";
     if let Err(error) = with_all_blocked(|| thread::Builder::new().name(name.into()).spawn(leave)) {
-        tell!(
+        report!(
             "forebay: process {} resets the connections that it has not accepted at {:?}, which it has closed, as it \
              cannot start a thread that passes them on: {error}; check the limits on threads and memory (ulimit -u, \
              ulimit -v)",

@@ -1,5 +1,5 @@
-//! ICMP errors of UDP sockets. They come to the kernel, not to the engine, which takes the packets to its ports alone: the
-//! kernel's socket at the same port is told, and a thread passes on what it is told.
+//! ICMP errors of UDP sockets. The engine takes only the packets to its ports, so the errors come to the kernel: its socket
+//! at the same port gets them, and a thread passes them on.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -35,15 +35,15 @@ type Watched = HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>;
 pub(crate) struct PathError(AtomicI32);
 
 impl PathError {
-    /// Tells an error to the next call on the socket with this queue.
-    pub(crate) fn tell(&self, error: Errno, queue: &SocketQueue) {
+    /// Leaves an error to the next call on the socket with this queue.
+    pub(crate) fn leave(&self, error: Errno, queue: &SocketQueue) {
         self.0.store(error.raw_os_error(), Ordering::Release);
         if queue.refuse() == Enqueue::WakeReader {
             queue.wake_reader();
         }
     }
 
-    /// Takes the error; that of a refusal if no other was told.
+    /// Takes the error; that of a refusal if no other was left.
     pub(crate) fn take(&self) -> Errno {
         match self.0.swap(0, Ordering::AcqRel) {
             0 => Errno::CONNREFUSED,
@@ -63,11 +63,11 @@ pub(crate) fn watch(
 ) -> Result<(), Errno> {
     let slot = WATCHES.get(forks()).ok_or(Errno::NODEV)?;
     let watch = slot.get_or_init(Watch::begin).as_ref().map_err(|error| *error)?;
-    let told = (Arc::clone(queue), Arc::clone(error));
-    watch.sockets().insert(abi::number(kernels), told);
+    let watched = (Arc::clone(queue), Arc::clone(error));
+    watch.sockets().insert(abi::number(kernels), watched);
     let number = u64::try_from(kernels.as_raw_fd()).unwrap_or_default();
     let data = epoll::EventData::new_u64(number);
-    // Errors are always told; once, since the queue of errors may keep them.
+    // Errors are always reported; once, since the queue of errors may keep them.
     match epoll::add(&watch.epoll, kernels, data, epoll::EventFlags::ET) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error),
@@ -108,9 +108,9 @@ impl Watch {
             let number = RawFd::try_from(event.data.u64()).unwrap_or(-1);
             let Some((queue, error)) = sockets.get(&number) else { continue };
             // Open: `unwatch` removes it under this lock before it is closed.
-            let told = abi::with_number(number, |kernels| socket_error(kernels));
-            if let Ok(Err(errno)) = told {
-                error.tell(errno, queue);
+            let taken = abi::with_number(number, |kernels| socket_error(kernels));
+            if let Ok(Err(errno)) = taken {
+                error.leave(errno, queue);
             }
         }
         Ok(())

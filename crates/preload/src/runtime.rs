@@ -1,4 +1,5 @@
-//! Engine of this process: prepared when the first socket is taken, and run by the process that uses one first.
+//! Engine of this process. It is prepared when the first socket is taken, and started by the process that uses one first,
+//! which may be a child of the one that prepared it.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -184,7 +185,7 @@ fn make_first() {
         // Not set before: by the lock of the engine that is prepared.
         Ok(engine_lock) => drop(FIRST.set(Arc::new(engine_lock))),
         Err(_) if HAS_TOLD.swap(true, Ordering::Relaxed) => {}
-        Err(error) => tell!(
+        Err(error) => report!(
             "forebay: process {} forks, and cannot create the memory files by which its children know of each other: \
              {error}; if several of them serve one address, they reset each other's connections: let the program have \
              more descriptors (ulimit -n), then start it again",
@@ -403,14 +404,14 @@ fn parents_engine() -> Option<i32> {
 fn configured() -> Option<&'static PreloadConfig> {
     let read = || {
         let text = std::env::var(VARIABLE).ok()?;
-        let tell = |error| {
-            tell!(
+        let report = |error| {
+            report!(
                 "forebay: process {} cannot read {VARIABLE}={text:?}: {error}; its sockets are the kernel's: let \
                  forebay exec set the variable, with the library of the same version",
                 process::id()
             );
         };
-        text.parse().map_err(tell).ok()
+        text.parse().map_err(report).ok()
     };
     CONFIG.get_or_init(read).as_ref()
 }
@@ -421,7 +422,7 @@ fn prepared() -> std::sync::MutexGuard<'static, Option<Prepared>> {
 
 fn told<T>(result: Result<T, StartError>) -> Result<T, Errno> {
     result.map_err(|error| {
-        tell!("forebay: the program's sockets cannot be opened: {error}");
+        report!("forebay: the program's sockets cannot be opened: {error}");
         Errno::NODEV
     })
 }
@@ -549,7 +550,7 @@ fn ready_beside(
         }
         Err(error) => {
             if TELLER.swap(forks() + 1, Ordering::Relaxed) != forks() + 1 {
-                tell!(
+                report!(
                     "forebay: process {} cannot open the devices beside another process of the program: {error}",
                     process::id()
                 );
@@ -574,7 +575,7 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     told(control::serve(metrics, &engine, &net, &engine_lock).map_err(StartError::thread))?;
     let run = move || {
         if let Err(error) = engine.run() {
-            tell!(
+            report!(
                 "forebay: the engine of process {} has ended, and its sockets receive nothing more: {error}; {}",
                 process::id(),
                 error.help()

@@ -1,4 +1,4 @@
-//! Errors for which a process gets no engine, as standard error has them.
+//! Reasons why a process gets no engine, in the words that are written to standard error.
 
 use std::{fmt, io};
 

@@ -1,5 +1,5 @@
-//! Options of TCP sockets. The kernel's socket stays their store: each change is made there first, so that what
-//! it refuses is refused, and is then made to the connection.
+//! Options of TCP sockets. The kernel's socket keeps them: each change is made there first, so that the kernel can refuse
+//! it, and then to the connection.
 
 use std::num::{NonZeroU8, NonZeroU32};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

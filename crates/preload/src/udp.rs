@@ -85,7 +85,7 @@ impl Udp {
         let udp = options.bind(local).map_err(|error| unconnected_errno(&error))?;
         udp.set_nonblocking(true);
         for option in lacking(descriptor) {
-            tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
+            report!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
         let kernel = Hidden::duplicate(descriptor)?;
         let readiness = udp.descriptor().map_err(|error| unconnected_errno(&error))?;
@@ -165,7 +165,7 @@ impl Udp {
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
         if let Some(reserved) = self.udp.reserved() {
-            // Finds out if a route leads there, and is told of errors.
+            // Finds out if a route leads there, and gets the errors.
             rustix::net::connect(reserved, &to)?;
             self.watch_errors(reserved);
         }
@@ -181,10 +181,10 @@ impl Udp {
         Ok(())
     }
 
-    /// Has errors told that the kernel learns of. Without that, calls succeed as if none came.
+    /// Has the kernel report the errors that it learns of. Without that, calls succeed as if none came.
     fn watch_errors(&self, reserved: BorrowedFd<'_>) {
         if let Err(error) = path_errors::watch(reserved, self.udp.queue(), &self.path_error) {
-            tell!(
+            report!(
                 "forebay: the UDP socket of {} is not told of ICMP errors: {error}; let the program have more \
                  descriptors and threads (ulimit -n, ulimit -u), then start it again",
                 self.local()
@@ -212,12 +212,12 @@ impl Udp {
             _ => return Err(Errno::INVAL),
         };
         let ended = self.ended.fetch_or(sides, Ordering::AcqRel) | sides;
-        let told = match ended {
+        let visible = match ended {
             SENDING => Ended::Nothing,
             RECEIVING => Ended::Peer,
             _ => Ended::Both,
         };
-        self.udp.tell_ended(told).map_err(|error| unconnected_errno(&error))?;
+        self.udp.notify_ended(visible).map_err(|error| unconnected_errno(&error))?;
         self.peer().map(drop)
     }
 
@@ -234,7 +234,7 @@ impl Udp {
     /// Leaves an error to the next call.
     pub(crate) fn leave(&self, error: Errno) {
         if !matches!(error, Errno::AGAIN | Errno::INTR) {
-            self.path_error.tell(error, self.udp.queue());
+            self.path_error.leave(error, self.udp.queue());
         }
     }
 
@@ -249,8 +249,8 @@ impl Udp {
     pub(crate) fn follow_error_queue(&self) {
         let Some(kernels) = self.udp.reserved() else { return };
         match socket_error(kernels) {
-            Ok(Err(error)) => self.path_error.tell(error, self.udp.queue()),
-            // Ignored: what was told is of the error that was read.
+            Ok(Err(error)) => self.path_error.leave(error, self.udp.queue()),
+            // Ignored: what was left is of the error that was read.
             Ok(Ok(())) => drop(self.take_error()),
             Err(_) => {}
         }

@@ -1,5 +1,5 @@
-//! Options of a UDP socket. The kernel's socket stays their store: each change is made there first, so that what it
-//! refuses is refused, and all are read again from there.
+//! Options of a UDP socket. The kernel's socket keeps them: each change is made there first, so that the kernel can refuse
+//! it, and then all are read from there.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -191,8 +191,8 @@ impl Settings {
 }
 
 impl Settings {
-    /// True if a datagram comes with control messages.
-    pub(crate) fn tells_any(&self) -> bool {
+    /// True if the program asks for control messages with each datagram.
+    pub(crate) fn asks_control(&self) -> bool {
         let of_v4 = self.v4_pktinfo || self.v4_ttl || self.v4_tos || self.v4_destination;
         let of_v6 = self.v6_pktinfo || self.v6_hop_limit || self.v6_traffic_class;
         let is_timed = self.arrival_time != ArrivalTime::default();

@@ -1,5 +1,4 @@
-//! Counter of the stack, as `forebay_rx::counters` has one of its own: each crate can write its own
-//! counters, and none those of another.
+//! Counter that only this crate can write, as only `forebay_rx` can write those of `forebay_rx::counters`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

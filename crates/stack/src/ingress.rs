@@ -111,7 +111,8 @@ impl Stack {
     /// Creates the stack of a CPU with the given producer index.
     #[must_use]
     pub fn new(
-        (cpu, producer_index): (CpuId, usize),
+        cpu: CpuId,
+        producer_index: usize,
         network: NetworkLayer,
         reclaimer: BufferReclaimer,
         mut host: Box<dyn Host>,

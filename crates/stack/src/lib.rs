@@ -9,7 +9,7 @@
 //! CPU ids are arguments.
 #![forbid(unsafe_code)]
 
-pub mod counter; // with one writer each: the CPU that owns it
+pub mod counter; // counters, each written by one CPU alone
 pub mod host; //    the operating system's part: clock, sockets, devices
 pub mod ingress; // the third spine: from the delivery's batch to the sockets
 pub mod network; // IP receive processing: local address check, validation, reassembly

@@ -107,7 +107,7 @@ impl NextHops {
         let mut request = message(neighbour, on);
         request.header.flags = NeighbourFlags::Use;
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
-        self.0.tell(RouteNetlinkMessage::NewNeighbour(request), flags)
+        self.0.request_change(RouteNetlinkMessage::NewNeighbour(request), flags)
     }
 }
 

@@ -106,7 +106,11 @@ impl NetlinkSocket {
     ///
     /// # Errors
     /// The kernel's error.
-    pub(super) fn tell(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    pub(super) fn request_change(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+    ) -> io::Result<()> {
         self.exchange(request, flags, &mut Vec::new()).map(|_| ())
     }
 

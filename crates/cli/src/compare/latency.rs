@@ -75,7 +75,7 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
     ] {
         for (author, name, server) in SERVERS {
             let network = Rc::clone(&network);
-            let measure = move || measure(setting, &network, server, (rate, window));
+            let measure = move || measure(setting, &network, server, rate, window);
             subjects.push(Subject::new(group, author, name, QUANTITIES, measure));
         }
     }
@@ -86,7 +86,8 @@ fn measure(
     setting: &CompareSetting,
     network: &Network,
     server: EchoServer,
-    (rate, window): (u32, Duration),
+    rate: u32,
+    window: Duration,
 ) -> Result<TurnFigures, String> {
     let (mut command, to) = match server {
         EchoServer::Peer(peer, mode, to) => {

@@ -132,7 +132,7 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
         for (author, stack_name, stack) in STACKS {
             for (steering_name, steering) in STEERINGS {
                 let network = Rc::clone(&network);
-                let measure = move || measure(setting, &network, load, (stack, steering));
+                let measure = move || measure(setting, &network, load, stack, steering);
                 let name = format!("{stack_name}, {steering_name}");
                 subjects.push(Subject::new(load.group, author, name, QUANTITIES, measure));
             }
@@ -145,14 +145,15 @@ fn measure(
     setting: &CompareSetting,
     network: &Network,
     load: RpcLoad,
-    (stack, steering): (TcpStack, TcpSteering),
+    stack: TcpStack,
+    steering: TcpSteering,
 ) -> Result<TurnFigures, String> {
     let kernel = match stack {
         TcpStack::Kernel => steering.kernel(setting),
         TcpStack::Own(_) | TcpStack::Tap => KernelSteering::default(),
     };
     let _restored = network.steer(RECEIVER, kernel)?;
-    let server = StartedProgram::start(&mut server(setting, network, load, (stack, steering))?)?;
+    let server = StartedProgram::start(&mut server(setting, network, load, stack, steering)?)?;
     if matches!(stack, TcpStack::Tap) {
         network.ip(RECEIVER.namespace, &format!("addr add {} dev {TAP}", AT_TAP[0]))?;
         network.ip(RECEIVER.namespace, &format!("link set {TAP} up"))?;
@@ -168,7 +169,8 @@ fn server(
     setting: &CompareSetting,
     network: &Network,
     load: RpcLoad,
-    (stack, steering): (TcpStack, TcpSteering),
+    stack: TcpStack,
+    steering: TcpSteering,
 ) -> Result<Command, String> {
     let mut command = network.own(RECEIVER.namespace, &format!("rpc-serve {}", load.service))?;
     command.args(["--cpus", &format!("{},{}", setting.cpus.there, setting.cpus.here)]);

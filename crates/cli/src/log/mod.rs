@@ -83,7 +83,7 @@ impl SuppressedReports {
     /// Begins to limit messages.
     pub(crate) fn begin() -> Self {
         LIMIT.set_on(true);
-        Self(Some(Ticker::every(SUPPRESSED_PERIOD, || tell(LIMIT.take_ended()))))
+        Self(Some(Ticker::every(SUPPRESSED_PERIOD, || log_suppressed(LIMIT.take_ended()))))
     }
 }
 
@@ -91,11 +91,11 @@ impl Drop for SuppressedReports {
     fn drop(&mut self) {
         drop(self.0.take());
         LIMIT.set_on(false);
-        tell(LIMIT.take_all());
+        log_suppressed(LIMIT.take_all());
     }
 }
 
-fn tell(suppressed: Suppressed) {
+fn log_suppressed(suppressed: Suppressed) {
     for (message, times) in suppressed.same {
         warn!(suppressed = times, "{times} times more within a second: {message}");
     }

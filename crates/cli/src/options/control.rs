@@ -76,7 +76,8 @@ impl ControlOptions {
     /// installed before: no signal may leave a mount behind.
     pub(crate) fn open(
         &self,
-        (control, counts): (&Control, Metrics),
+        control: &Control,
+        counts: Metrics,
         config: Option<&ConfigFile>,
         given: &[&str],
         socket: Option<BoundSocket>,

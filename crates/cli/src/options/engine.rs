@@ -88,7 +88,7 @@ impl EngineOptions {
             // They have no caches, and a seeded run must not depend on the machine.
             Cpus::Virtual => rps_cpus.or(config.rps_cpus),
         };
-        config.script = self.script(changes, (kind, &config.cpus))?;
+        config.script = self.script(changes, kind, &config.cpus)?;
         config.coalesce = self.coalesce.coalesce();
         if self.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {
             warn!(
@@ -111,7 +111,8 @@ impl EngineOptions {
     fn script(
         &self,
         changes: Vec<ScriptedText>,
-        (kind, cpus): (Cpus, &CpuList),
+        kind: Cpus,
+        cpus: &CpuList,
     ) -> Result<Script, Failure> {
         let machine = match kind {
             Cpus::Real => Machine::with(cpus),

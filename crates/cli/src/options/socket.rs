@@ -39,9 +39,10 @@ impl SocketPlace {
         Ok(Self::Path(path))
     }
 
-    /// Default place. Nobody requested the socket, so a failure is told but does not end the run.
+    /// Default place. Nobody requested the socket, so a failure is logged but does not end the run.
     pub(crate) fn by_default(name: &str, later: Option<User>) -> Option<Self> {
-        let directory = places::directory_of_run(later).map_err(|error| tell(&error)).ok()?;
+        let directory =
+            places::directory_of_run(later).map_err(|error| log_absence(&error)).ok()?;
         let numbered = (2..=SAME_NAME_MAX).map(|number| format!("{name}-{number}"));
         let names = iter::once(name.to_owned()).chain(numbered);
         // Now, because the user may not be allowed to ask the other runs.
@@ -76,7 +77,7 @@ fn bind_first(directory: &Path, name: &str, free: &[String]) -> Option<BoundSock
             // Another run has begun in the meantime.
             Err(Error::InUse { .. }) => {}
             Err(error) => {
-                tell(&error);
+                log_absence(&error);
                 return None;
             }
             Ok(socket) => {
@@ -91,7 +92,7 @@ fn bind_first(directory: &Path, name: &str, free: &[String]) -> Option<BoundSock
     None
 }
 
-/// Tells why a socket that was not requested is not there.
-fn tell(error: &Error) {
+/// Logs why a socket that was not requested is not there.
+fn log_absence(error: &Error) {
     warn!(%error, "nobody can ask this run: {error}; see --control, --no-control");
 }

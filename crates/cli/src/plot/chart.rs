@@ -101,7 +101,8 @@ pub(super) fn picture(
 pub(super) fn framed<'a>(
     area: &Area<'a>,
     title: &str,
-    (x, y): (&Axis<'_>, &Axis<'_>),
+    x: &Axis<'_>,
+    y: &Axis<'_>,
     legend: &Legend,
     draw: impl FnOnce(&mut Plane<'a>) -> Result<(), DrawError>,
 ) -> Result<(), DrawError> {

@@ -56,7 +56,7 @@ impl Drawn<'_> {
         };
         let most = filled.iter().map(|(_, count)| *count).max().unwrap_or(0);
         let y = count_axis(&format!("{}s", self.what), most);
-        framed(area, title, (&x, &y), &legend, |plane| {
+        framed(area, title, &x, &y, &legend, |plane| {
             let bars = (0_u32..).zip(filled).filter(|(_, (_, count))| *count > 0);
             plane.draw_series(bars.map(|(index, (_, count))| {
                 let right = f64::from(index) + 1.0;

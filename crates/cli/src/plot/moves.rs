@@ -21,9 +21,9 @@ pub(super) fn draw(timeline: &Timeline) -> Result<String, DrawError> {
         (None, "held: packets waited for it".to_owned()),
     ];
     let y = count_axis("number in an interval", most(&moves).max(most(&holds)));
-    let axes = (&unit.axis(elapsed_ns), &y);
+    let x = unit.axis(elapsed_ns);
     picture(|area| {
-        framed(area, "Moves of flows between CPUs", axes, &legend, |plane| {
+        framed(area, "Moves of flows between CPUs", &x, &y, &legend, |plane| {
             for (bars, color, part) in [(&moves, COLORS[0], 1.0), (&holds, COLORS[1], 0.5)] {
                 plane.draw_series(bars.iter().map(|Bar { from_ns, to_ns, count }| {
                     let (from, to) = (unit.of_ns(*from_ns), unit.of_ns(*to_ns));

@@ -28,9 +28,9 @@ pub(super) fn draw(timeline: &Timeline) -> Result<String, DrawError> {
     };
     let legend: Legend = cpus.iter().map(legend).collect();
     let y = Axis { name: "share of packets in %".to_owned(), max: 100.0, labels: 6, label: &plain };
-    let axes = (&unit.axis(elapsed_ns), &y);
+    let x = unit.axis(elapsed_ns);
     picture(|area| {
-        framed(area, &title, axes, &legend, |plane| {
+        framed(area, &title, &x, &y, &legend, |plane| {
             for (cpu, outlines) in cpus.iter().zip(outlines(timeline, &cpus, unit)) {
                 for Outline { mut lower, upper } in outlines {
                     lower.extend(upper.into_iter().rev());

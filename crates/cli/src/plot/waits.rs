@@ -24,11 +24,11 @@ pub(super) fn draw(timeline: &Timeline) -> Result<String, DrawError> {
     };
     let legend: Legend = cpus.iter().map(legend).collect();
     let unit_of_waits = TimeUnit::of(longest_ns);
-    let axes = (&unit.axis(elapsed_ns), &unit_of_waits.axis_of("wait", as_f64(longest_ns)));
+    let (x, y) = (unit.axis(elapsed_ns), unit_of_waits.axis_of("wait", as_f64(longest_ns)));
     picture(|area| {
-        framed(area, &title, axes, &legend, |plane| {
+        framed(area, &title, &x, &y, &legend, |plane| {
             for cpu in &cpus {
-                for line in lines(timeline, cpu, (unit, unit_of_waits)) {
+                for line in lines(timeline, cpu, unit, unit_of_waits) {
                     plane.draw_series([PathElement::new(line, cpu.color.stroke_width(2))])?;
                 }
             }
@@ -41,7 +41,8 @@ pub(super) fn draw(timeline: &Timeline) -> Result<String, DrawError> {
 fn lines(
     timeline: &Timeline,
     cpu: &DrawnCpu,
-    (unit, unit_of_waits): (TimeUnit, TimeUnit),
+    unit: TimeUnit,
+    unit_of_waits: TimeUnit,
 ) -> Vec<Vec<(f64, f64)>> {
     let mut lines: Vec<Vec<_>> = Vec::new();
     let mut is_gap = true;
@@ -74,8 +75,7 @@ mod tests {
         let timeline = made_up();
         let svg = draw(&timeline).unwrap();
         assert!(svg.contains("CPU 0: 1.5 µs") && svg.contains("wait in ns"), "{svg}");
-        let units = (TimeUnit::of(1), TimeUnit::of(1));
-        let lines = lines(&timeline, &drawn(&timeline)[1], units);
+        let lines = lines(&timeline, &drawn(&timeline)[1], TimeUnit::of(1), TimeUnit::of(1));
         let wait = 1_500.0;
         let first = [(0.0, wait), (1_000.0, wait), (1_000.0, wait), (2_000.0, wait)];
         assert_eq!(lines, [first.to_vec(), vec![(3_000.0, wait), (4_000.0, wait)]]);

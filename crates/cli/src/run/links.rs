@@ -67,13 +67,14 @@ impl Link {
         self.last = now;
         if let Some(change) = change(last, now) {
             match self.device {
-                DeviceLink::Interface(_) => self.tell(change),
-                DeviceLink::BackEnd(_) => self.tell_back_end(change),
+                DeviceLink::Interface(_) => self.log_interface(change),
+                DeviceLink::BackEnd(_) => self.log_back_end(change),
             }
         }
     }
 
-    fn tell(&self, change: LinkChange) {
+    /// Logs a change of an interface.
+    fn log_interface(&self, change: LinkChange) {
         let device = self.name.as_str();
         match change {
             LinkChange::Down => warn!(
@@ -105,8 +106,8 @@ impl Link {
         }
     }
 
-    /// Reports a change of the connection to a back end.
-    fn tell_back_end(&self, change: LinkChange) {
+    /// Logs a change of the connection to a back end.
+    fn log_back_end(&self, change: LinkChange) {
         let device = self.name.as_str();
         match change {
             LinkChange::Restored => {

@@ -56,8 +56,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
     let interrupted = stop_on_signals(run.stopper(), hangup);
     let given = args.engine.given();
-    let counted = (&run.control(), run.counts());
-    let faces = args.control.open(counted, config.as_ref(), &given, socket)?;
+    let control = run.control();
+    let faces = args.control.open(&control, run.counts(), config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(&access, || run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
     let links = links::watch(args, run.links());

@@ -50,8 +50,10 @@ impl Sampler {
     /// Starts to take samples.
     pub(super) fn start(link: Link, interval: Duration) -> Self {
         let (asks, asked) = mpsc::channel();
-        let (tell, told) = mpsc::channel();
-        thread::spawn(move || SamplerThread { link, interval, tell, flow: None }.serve(&asked));
+        let (to_screen, told) = mpsc::channel();
+        thread::spawn(move || {
+            SamplerThread { link, interval, to_screen, flow: None }.serve(&asked);
+        });
         Self { asks, told }
     }
 
@@ -138,7 +140,7 @@ impl Link {
 struct SamplerThread {
     link: Link,
     interval: Duration,
-    tell: Sender<Told>,
+    to_screen: Sender<Told>,
     flow: Option<FlowName>,
 }
 
@@ -166,33 +168,33 @@ impl SamplerThread {
             };
             match done {
                 Ok(()) => {}
-                Err(NoAnswer::Because(error)) => self.tell(Told::Message(error.to_string())),
-                Err(NoAnswer::Ended(_)) => return self.tell(Told::Ended),
+                Err(NoAnswer::Because(error)) => self.send(Told::Message(error.to_string())),
+                Err(NoAnswer::Ended(_)) => return self.send(Told::Ended),
             }
         }
     }
 
-    fn tell(&self, told: Told) {
+    fn send(&self, told: Told) {
         // Ignored: the screen has ended.
-        let _ = self.tell.send(told);
+        let _ = self.to_screen.send(told);
     }
 
     fn sample(&mut self) -> Result<(), NoAnswer> {
         let sample = self.link.sample()?;
-        self.tell(Told::Sample(sample));
+        self.send(Told::Sample(sample));
         self.explain()
     }
 
     fn explain(&mut self) -> Result<(), NoAnswer> {
         let Some(flow) = self.flow else { return Ok(()) };
         let lines = self.link.ask(&format!("explain {flow}"))?;
-        self.tell(Told::Flow(flow, lines));
+        self.send(Told::Flow(flow, lines));
         Ok(())
     }
 
     fn set(&mut self, setting: &str) -> Result<(), NoAnswer> {
         let lines = self.link.ask(&format!("set {setting}"))?;
-        self.tell(Told::Message(lines.join("; ")));
+        self.send(Told::Message(lines.join("; ")));
         Ok(())
     }
 }

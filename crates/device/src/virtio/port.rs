@@ -47,7 +47,7 @@ pub(super) struct Switchboard {
     changes: AtomicU64,
     board: Mutex<Board>,
     /// Wakes the session thread to read the board.
-    pub(super) tell: Event,
+    pub(super) board_changed: Event,
     /// Signalled once, when the session thread is to end.
     pub(super) stop: Event,
     /// AIO context for kicking devices.
@@ -123,7 +123,7 @@ impl Switchboard {
         let shared = Arc::new(Self {
             changes: AtomicU64::new(0),
             board: Mutex::new(board),
-            tell: Event::new()?,
+            board_changed: Event::new()?,
             stop: Event::new()?,
             signaller,
         });
@@ -250,21 +250,21 @@ impl Port {
     pub(super) fn released(&mut self) {
         debug_assert!(self.session.is_none(), "a device still has the rings");
         self.shared.board().seats[self.index].is_held = false;
-        self.shared.tell.signal();
+        self.shared.board_changed.signal();
     }
 
     /// Shuts this queue for the rest of the session. The source must not use the rings until the
     /// session ends. Once all queues are shut, the session ends, and another one begins.
     pub(super) fn shut(&self, why: Reason) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
-        self.shared.tell.signal();
+        self.shared.board_changed.signal();
     }
 
     /// Requests that the device stop receiving, for the rest of the run. Buffers used until then
     /// must still be taken; sending continues.
     pub(super) fn stop_receiving(&mut self) {
         self.shared.board().seats[self.index].receiving = Receiving::Ending;
-        self.shared.tell.signal();
+        self.shared.board_changed.signal();
     }
 
     /// True if the device has stopped receiving, or is not connected.
@@ -333,6 +333,6 @@ impl Drop for Port {
         let mut board = self.shared.board();
         let seat = &mut board.seats[self.index];
         (seat.is_held, seat.is_gone, seat.wake) = (false, true, None);
-        self.shared.tell.signal();
+        self.shared.board_changed.signal();
     }
 }

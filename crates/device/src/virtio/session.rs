@@ -204,7 +204,7 @@ impl SessionThread {
         let mut refused_pause = RECONNECT_PAUSE;
         while self.wait_for_release() {
             let Some(stream) = met.take().or_else(|| self.meet()) else { break };
-            self.tell_link("setting up".to_owned());
+            self.report_link("setting up".to_owned());
             match self.set_up(&stream) {
                 Ok((front, session)) => {
                     refused_pause = RECONNECT_PAUSE;
@@ -219,7 +219,7 @@ impl SessionThread {
                 }
                 Err(why) => {
                     drop(stream);
-                    self.tell_link(format!("refused: {why}"));
+                    self.report_link(format!("refused: {why}"));
                     self.rest(refused_pause);
                     refused_pause = (refused_pause * 2).min(REFUSED_PAUSE_MAX);
                 }
@@ -237,8 +237,8 @@ impl SessionThread {
             if held.is_empty() {
                 return true;
             }
-            self.tell_link(format!("waiting for queues to let go of their rings: {held:?}"));
-            self.shared.tell.wait(&[self.shared.stop.descriptor()], None);
+            self.report_link(format!("waiting for queues to let go of their rings: {held:?}"));
+            self.shared.board_changed.wait(&[self.shared.stop.descriptor()], None);
         }
     }
 
@@ -253,11 +253,11 @@ impl SessionThread {
             // pause.
             let door = self.meeting.descriptor().filter(|_| is_absence(&error));
             let why = door.map_or_else(|| format!(": {error}"), |_| String::new());
-            self.tell_link(format!("waiting for a back end at {}{why}", self.place));
+            self.report_link(format!("waiting for a back end at {}{why}", self.place));
             let at_most = door.is_none().then_some(RECONNECT_PAUSE);
             let stop = self.shared.stop.descriptor();
             let watched: Vec<_> = door.into_iter().chain([stop]).collect();
-            self.shared.tell.wait(&watched, at_most);
+            self.shared.board_changed.wait(&watched, at_most);
             if self.is_stopped() || self.shared.wish() == QueueWish::Leave {
                 return None;
             }
@@ -284,7 +284,7 @@ impl SessionThread {
         ];
         let known = facts.into_iter().filter_map(|(name, value)| Some((name, value?)));
         self.facts.set_together(known);
-        self.tell_link("up".to_owned());
+        self.report_link("up".to_owned());
         Ok((front, session))
     }
 
@@ -313,7 +313,7 @@ impl SessionThread {
 
     /// Watches a session until it ends.
     fn watch(&mut self, front: &mut BackendChannel, stream: &UnixStream) -> SessionEnd {
-        let mut told_shut = Vec::new();
+        let mut recorded = Vec::new();
         loop {
             if self.is_stopped() {
                 return SessionEnd::Stop;
@@ -321,13 +321,13 @@ impl SessionThread {
             let done = match self.shared.wish() {
                 QueueWish::Leave => return SessionEnd::Stop,
                 QueueWish::Renew(shut) => {
-                    self.tell_shut(&shut, &mut told_shut);
+                    self.record_shut(&shut, &mut recorded);
                     let why = shut.into_iter().next().map(|(_, why)| why);
                     return SessionEnd::Renew(why.unwrap_or_else(|| unreachable!("some are shut")));
                 }
                 QueueWish::GoOn { shut, sated } => {
-                    let news = self.tell_shut(&shut, &mut told_shut);
-                    self.tell_device(front, stream, &sated, &news)
+                    let news = self.record_shut(&shut, &mut recorded);
+                    self.stop_queues(front, stream, &sated, &news)
                 }
             };
             if let Err(why) = done {
@@ -342,19 +342,19 @@ impl SessionThread {
     }
 
     /// Records queues that were newly shut. Returns them.
-    fn tell_shut(&mut self, shut: &Shut, told: &mut Vec<usize>) -> Vec<usize> {
-        let news = shut.iter().filter(|(pair, _)| !told.contains(pair));
+    fn record_shut(&mut self, shut: &Shut, recorded: &mut Vec<usize>) -> Vec<usize> {
+        let news = shut.iter().filter(|(pair, _)| !recorded.contains(pair));
         let news = news.map(|(pair, why)| {
             self.ends.shut(self.number, *pair, why);
             *pair
         });
         let news: Vec<_> = news.collect();
-        told.extend(&news);
+        recorded.extend(&news);
         news
     }
 
     /// Stops some receive queues, and disables the shut queue pairs.
-    fn tell_device(
+    fn stop_queues(
         &self,
         front: &mut BackendChannel,
         stream: &UnixStream,
@@ -375,15 +375,15 @@ impl SessionThread {
         let mut watched = [
             PollFd::new(stream, PollFlags::RDHUP),
             PollFd::from_borrowed_fd(self.shared.stop.descriptor(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.shared.tell.descriptor(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.shared.board_changed.descriptor(), PollFlags::IN),
         ];
         // After an interrupt, the caller polls again.
         let _ = poll(&mut watched, None);
-        let is_told = watched[2].revents().contains(PollFlags::IN);
+        let has_changed = watched[2].revents().contains(PollFlags::IN);
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
         let is_cut = watched[0].revents().intersects(ends);
-        if is_told {
-            self.shared.tell.clear();
+        if has_changed {
+            self.shared.board_changed.clear();
         }
         is_cut
     }
@@ -398,7 +398,7 @@ impl SessionThread {
         is_readable(self.shared.stop.descriptor())
     }
 
-    fn tell_link(&self, how: String) {
+    fn report_link(&self, how: String) {
         self.facts.set("link", how);
     }
 }

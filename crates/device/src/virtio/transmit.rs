@@ -398,7 +398,7 @@ impl TxSlots {
         for mut bytes in stretches {
             while !bytes.is_empty() {
                 if end == SLOT_BYTES as usize {
-                    self.tell(slot, end);
+                    self.describe(slot, end);
                     let next = self.take();
                     self.next[usize::from(slot)] = next;
                     (slot, end) = (next, 0);
@@ -410,7 +410,7 @@ impl TxSlots {
                 bytes = rest;
             }
         }
-        self.tell(slot, end);
+        self.describe(slot, end);
         (first, &self.pieces)
     }
 
@@ -421,7 +421,8 @@ impl TxSlots {
         slot
     }
 
-    fn tell(&mut self, slot: u16, len: usize) {
+    /// Adds the descriptor of a slot.
+    fn describe(&mut self, slot: u16, len: usize) {
         let address = self.slots[usize::from(slot)].address();
         #[expect(clippy::cast_possible_truncation, reason = "at most a slot")]
         self.pieces.push(RingDescriptor { address, len_bytes: len as u32 });

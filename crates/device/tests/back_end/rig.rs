@@ -216,7 +216,7 @@ impl Pauses {
         self.0.push(listening.elapsed());
     }
 
-    pub(crate) fn tell(mut self, what: &str) {
+    pub(crate) fn print(mut self, what: &str) {
         self.0.sort_unstable();
         let Some((median, largest)) = self.0.get(self.0.len() / 2).zip(self.0.last()) else {
             return;

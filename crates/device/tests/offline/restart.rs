@@ -58,7 +58,7 @@ fn restarts(packed: bool) {
         }
         listening = Instant::now();
     }
-    pauses.tell("restarts");
+    pauses.print("restarts");
     let mut device = site.meet(offer);
     device.wait("as many sessions", |_| rig.sessions() == u64::from(restarts) + 1).unwrap();
     let ended = rig.stop(Some(&mut device));

@@ -114,7 +114,7 @@ fn killed() {
         // A killed testpmd leaves its socket's file, and would not listen at an existing one.
         std::fs::remove_file(&path).unwrap();
     }
-    pauses.tell("starts of DPDK's device");
+    pauses.print("starts of DPDK's device");
     rig.stop(None);
 }
 

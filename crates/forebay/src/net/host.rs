@@ -85,7 +85,7 @@ impl Host for CpuHost {
     }
 
     fn receive_segments(&mut self, on: &Identity, segments: &mut Vec<Packet>) {
-        self.shared.receive_segments((on, self.index), segments);
+        self.shared.receive_segments(on, self.index, segments);
     }
 
     fn receive_path_error(&mut self, about: &TcpPathError) {

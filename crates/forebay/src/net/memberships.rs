@@ -40,9 +40,9 @@ impl Endpoint {
             return Err(Errno::NOBUFS.into());
         }
         for (number, &membership) in wanted.iter().enumerate() {
-            if let Err(refused) = self.tell_kernel(membership, Change::Join) {
+            if let Err(refused) = self.change_at_kernel(membership, Change::Join) {
                 for &before in wanted.iter().take(number) {
-                    let _ = self.tell_kernel(before, Change::Leave); // roll back
+                    let _ = self.change_at_kernel(before, Change::Leave); // roll back
                 }
                 return Err(refused);
             }
@@ -68,7 +68,7 @@ impl Endpoint {
         // A device that is gone keeps the socket in no group of the others.
         let leave = |membership| {
             self.shared.count_member(membership, Change::Leave);
-            self.tell_kernel(membership, Change::Leave)
+            self.change_at_kernel(membership, Change::Leave)
         };
         leaving.into_iter().map(leave).fold(Ok(()), Result::and)
     }
@@ -95,12 +95,12 @@ impl Endpoint {
     }
 
     /// Makes the kernel join or leave the group, if it has the device too.
-    fn tell_kernel(&self, membership: Membership, change: Change) -> io::Result<()> {
+    fn change_at_kernel(&self, membership: Membership, change: Change) -> io::Result<()> {
         let device = &self.shared.devices[usize::from(membership.device)];
         let (Some(interface), Some(reserved)) = (device.kernels, &self.reserved) else {
             return Ok(());
         };
-        tell(reserved, membership.group, interface, change)
+        change_membership(reserved, membership.group, interface, change)
     }
 
     fn joined(&self) -> MutexGuard<'_, Vec<Membership>> {
@@ -114,7 +114,7 @@ enum Change {
     Leave,
 }
 
-fn tell(
+fn change_membership(
     socket: &UdpSocket,
     group: IpAddr,
     InterfaceIndex(index): InterfaceIndex,

@@ -49,7 +49,7 @@ mod shared; //     state shared by sockets and stacks
 mod directory; //  all sockets by id
 mod endpoint; //   the state of a socket
 mod options; //    options of a socket
-mod wake; //       wake-up of readers
+mod wake; //       wake-up of a UDP socket's waiters
 mod waiting; //    sleep until a socket is readable or writable
 mod inline; //     reads on a CPU's own thread, which turns it meanwhile
 mod datagram; //   datagrams as read
@@ -470,7 +470,7 @@ fn stacks(shared: &Arc<NetState>, caches: Vec<Option<CopyCache>>) -> Vec<Stack> 
             network.take_tcp();
             let reclaimer = BufferReclaimer::new(cache, None, Arc::clone(reclaim_counters));
             let host = Box::new(CpuHost::new(CpuIndex(index), Arc::clone(shared)));
-            Stack::new((cpu, index), network, reclaimer, host)
+            Stack::new(cpu, index, network, reclaimer, host)
         })
         .collect()
 }
@@ -483,7 +483,7 @@ fn transmit_queues(
 ) -> Vec<TransmitQueue> {
     let queue = |(pool, paths)| {
         let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
-        TransmitQueue::new((pool, ids, clock), paths)
+        TransmitQueue::new(pool, ids, clock, paths)
     };
     pools.into_iter().zip(paths).map(queue).collect()
 }

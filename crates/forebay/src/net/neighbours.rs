@@ -96,7 +96,8 @@ impl DeviceNeighbours {
         destination: IpAddr,
         on: &Identity,
         now_ns: u64,
-        (pool, asks): (&mut Pool, &mut Vec<Packet>),
+        pool: &mut Pool,
+        asks: &mut Vec<Packet>,
     ) -> Hop {
         if let Some(group) = group_lladdr(destination, on) {
             return Hop::Known(self.link_addresses(group, on));
@@ -111,7 +112,7 @@ impl DeviceNeighbours {
                     AskedNeighbour::Lladdr(lladdr) => Hop::Known(link_addresses(lladdr, on)),
                     AskedNeighbour::Neighbour(neighbour) => {
                         let Some(learned) = &cache.learned else { return Hop::Unknown };
-                        let hop = resolve(learned, neighbour, on, now_ns, (pool, asks));
+                        let hop = resolve(learned, neighbour, on, now_ns, pool, asks);
                         if let Hop::Known(Some(link_addresses)) = hop {
                             cache.remember(destination, link_addresses.to, now_ns);
                         }
@@ -120,7 +121,7 @@ impl DeviceNeighbours {
                     AskedNeighbour::Nothing => Hop::Unknown,
                 }
             }
-            Self::Own(learned) => resolve(learned, destination, on, now_ns, (pool, asks)),
+            Self::Own(learned) => resolve(learned, destination, on, now_ns, pool, asks),
         }
     }
 
@@ -170,7 +171,8 @@ impl DeviceNeighbours {
         on: &Identity,
         now_ns: u64,
         WayBack { source, link_addresses: back }: WayBack,
-        (pool, asks): (&mut Pool, &mut Vec<Packet>),
+        pool: &mut Pool,
+        asks: &mut Vec<Packet>,
     ) -> Option<LinkAddresses> {
         match self {
             Self::Kernel(_) => self.hop_back(source, on, now_ns, Some(back)),
@@ -207,7 +209,8 @@ fn resolve(
     neighbour: IpAddr,
     on: &Identity,
     now_ns: u64,
-    (pool, asks): (&mut Pool, &mut Vec<Packet>),
+    pool: &mut Pool,
+    asks: &mut Vec<Packet>,
 ) -> Hop {
     let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
     hop(learned.resolve(neighbour, on, now_ns, pool), neighbour, on, asks)

@@ -1,6 +1,8 @@
 //! Socket options, which any thread may change at any time.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::message::DeviceIndex;
 use super::transmit::SentMarks;
@@ -15,10 +17,10 @@ const MULTICAST_TTL: u8 = 1;
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) is_nonblocking: AtomicBool,
-    /// Timeout of reads (`SO_RCVTIMEO`); 0 means none.
-    pub(super) read_timeout_ns: AtomicU64,
-    /// Timeout of writes (`SO_SNDTIMEO`); 0 means none.
-    pub(super) write_timeout_ns: AtomicU64,
+    /// Time-out of reads (`SO_RCVTIMEO`).
+    pub(super) read_timeout: Timeout,
+    /// Time-out of writes (`SO_SNDTIMEO`).
+    pub(super) write_timeout: Timeout,
     /// True if flows are steered to the CPU that reads them (RFS).
     pub(super) is_followed: AtomicBool,
     pub(super) ttl: AtomicU8,
@@ -32,12 +34,38 @@ pub(super) struct Options {
     multicast_device: AtomicU16,
 }
 
+/// Time-out of calls that wait, in ns; 0 for none.
+#[derive(Default, Debug)]
+pub(super) struct Timeout(AtomicU64);
+
+impl Timeout {
+    /// Sets the time-out.
+    ///
+    /// # Errors
+    /// `InvalidInput` of a time-out of zero, as with `std`.
+    pub(super) fn set(&self, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout.is_some_and(|timeout| timeout.is_zero()) {
+            let why = "a time-out of zero would never wait: use set_nonblocking, or None to wait \
+                       for ever";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let ns = timeout.map_or(0, |timeout| timeout.as_nanos());
+        self.0.store(u64::try_from(ns).unwrap_or(u64::MAX), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Time-out that is set; `None` for none.
+    pub(super) fn get(&self) -> Option<Duration> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|ns| *ns > 0).map(Duration::from_nanos)
+    }
+}
+
 impl Options {
     pub(super) fn new(is_followed: bool) -> Self {
         Self {
             is_nonblocking: AtomicBool::new(false),
-            read_timeout_ns: AtomicU64::new(0),
-            write_timeout_ns: AtomicU64::new(0),
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
             is_followed: AtomicBool::new(is_followed),
             ttl: AtomicU8::new(SentMarks::default().ttl),
             tos: AtomicU8::new(0),

@@ -71,7 +71,7 @@ pub(super) fn host_on(
         let hops = state.devices.iter().map(&neighbours);
         let paths = sinks.into_iter().zip(hops).collect();
         let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
-        TransmitQueue::new((pool(64), ids, clock), paths)
+        TransmitQueue::new(pool(64), ids, clock, paths)
     };
     let queues = queues.into_iter().map(with_next_hops).collect();
     state.complete(queues, Flows::default(), pool(1));
@@ -83,9 +83,9 @@ pub(super) fn gather_to(state: &NetState, (cpu, device): (usize, usize), len: us
     let source = SocketAddr::new(own_address(device), 53);
     let between = Between { source, destination: neighbour(device) };
     let on = state.routes().identity(device);
-    let payload = (&vec![7; len][..], SentMarks::default());
-    let gathered =
-        state.transmitter_of(CpuIndex(cpu)).gather(device, &on, (between, None), payload);
+    let (payload, marks) = (vec![7; len], SentMarks::default());
+    let mut transmitter = state.transmitter_of(CpuIndex(cpu));
+    let gathered = transmitter.gather(device, &on, between, None, &payload, marks);
     assert_eq!(gathered.unwrap(), Gathered::Yes);
 }
 

@@ -61,12 +61,12 @@ impl Endpoint {
                 return Ok(of.payload.len()); // does not leave the host (`ip_mc_output`)
             }
         }
-        let way = (between, self.way_back(device, to.ip()));
+        let back = self.way_back(device, to.ip());
         let (mut patience, mut has_flushed) = (self.patience(), false);
         let next = || self.last_sent.next(index, to, |index| self.shared.transmitter_of(index));
         let (mut by, mut transmitter) = next();
         loop {
-            match transmitter.gather(device, &identity, way, (of.payload, marks)) {
+            match transmitter.gather(device, &identity, between, back, of.payload, marks) {
                 Ok(Gathered::Yes) => break,
                 Ok(Gathered::NextUnknown) => {
                     drop(transmitter); // not held across a system call
@@ -261,9 +261,8 @@ impl Endpoint {
                 let transmitter_of = |index| self.shared.transmitter_of(index);
                 (by, transmitter) = self.last_sent.next(index, between.destination, transmitter_of);
             }
-            let packet = (packet, answer.back);
-            let marks = self.marks(0, to);
-            match transmitter.gather_answer(device, &identity, packet, (between, marks)) {
+            let (back, marks) = (answer.back, self.marks(0, to));
+            match transmitter.gather_answer(device, &identity, packet, back, between, marks) {
                 Ok(()) => sent += 1,
                 Err(_) => self.shared.unsent.count_discard(to),
             }

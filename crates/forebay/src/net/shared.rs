@@ -240,11 +240,7 @@ impl NetState {
         rcvbuf: u32,
         reader: Arc<dyn WakeReader>,
     ) -> io::Result<BoundEntry> {
-        let ip = binding.local.ip();
-        if !ip.is_unspecified() && !self.is_receivable(ip) {
-            // As in the kernel: the socket could not receive any datagram.
-            return Err(Errno::ADDRNOTAVAIL.into());
-        }
+        self.check_local(binding.local.ip())?;
         let mut sockets = self.sockets();
         if binding.local.port() == 0 {
             sockets.choose_port(&mut binding)?;
@@ -380,7 +376,18 @@ impl NetState {
         self.cpu_indices().map(|index| self.transmitter_of(index).frames_away()).sum()
     }
 
-    pub(super) fn is_receivable(&self, address: IpAddr) -> bool {
+    /// Refuses a local address that nothing is received at, as the kernel does.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL`.
+    pub(super) fn check_local(&self, address: IpAddr) -> io::Result<()> {
+        if address.is_unspecified() || self.is_receivable(address) {
+            return Ok(());
+        }
+        Err(Errno::ADDRNOTAVAIL.into())
+    }
+
+    fn is_receivable(&self, address: IpAddr) -> bool {
         address.is_multicast()
             || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
     }

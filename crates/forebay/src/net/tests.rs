@@ -181,7 +181,7 @@ impl Rig {
         };
         let host = FixedHost::new(identity, bindings, queues);
         let (policy, answers) = (Arc::clone(&host.policy), host.sent.clone());
-        let stack = Stack::new((CpuId(0), 0), network, relief, Box::new(host));
+        let stack = Stack::new(CpuId(0), 0, network, relief, Box::new(host));
         let (sent, next, expected, got) = (HashMap::new(), 0, [0; 2], [0; 2]);
         Self { pool, stack, counters, policy, answers, readers, gro, sent, next, expected, got }
     }

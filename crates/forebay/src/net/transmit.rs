@@ -96,7 +96,9 @@ struct SendPath {
 
 impl Transmitter {
     pub(super) fn new(
-        (pool, fragment_ids, clock): (Pool, Arc<FragmentIds>, Clock),
+        pool: Pool,
+        fragment_ids: Arc<FragmentIds>,
+        clock: Clock,
         neighbours: impl Iterator<Item = DeviceNeighbours>,
     ) -> Self {
         let now_ns = clock.now_ns();
@@ -137,17 +139,19 @@ impl Transmitter {
         &mut self,
         device: usize,
         on: &Identity,
-        (between, back): (Between, Option<WayBack>),
-        (payload, marks): (&[u8], SentMarks),
+        between: Between,
+        back: Option<WayBack>,
+        payload: &[u8],
+        marks: SentMarks,
     ) -> io::Result<Gathered> {
         let form = SendForm::of(payload.len(), marks, between, on)?;
         self.look_at_clock(device);
         let Self { now_ns, pool, paths, .. } = self;
         let SendPath { neighbours, gathered, .. } = &mut paths[device];
-        let (to, out) = (between.destination.ip(), (pool, gathered));
+        let to = between.destination.ip();
         let hop = match back.filter(|back| back.leads_to(to, on)) {
-            Some(back) => Hop::Known(neighbours.hop_of_answer(on, *now_ns, back, out)),
-            None => neighbours.hop_to(to, on, *now_ns, out),
+            Some(back) => Hop::Known(neighbours.hop_of_answer(on, *now_ns, back, pool, gathered)),
+            None => neighbours.hop_to(to, on, *now_ns, pool, gathered),
         };
         let link_addresses = match hop {
             Hop::Known(link_addresses) => link_addresses,
@@ -155,12 +159,12 @@ impl Transmitter {
             Hop::Unknown => return Ok(Gathered::NextUnknown),
         };
         match form {
-            SendForm::Whole => self.compose_pieces(payload, 0, link_addresses, (between, marks))?,
+            SendForm::Whole => self.compose_pieces(payload, 0, link_addresses, between, marks)?,
             SendForm::Segments(size) => {
-                self.compose_pieces(payload, size, link_addresses, (between, marks))?;
+                self.compose_pieces(payload, size, link_addresses, between, marks)?;
             }
             SendForm::Fragments => {
-                self.compose_fragments(payload, on.mtu, link_addresses, (between, marks))?;
+                self.compose_fragments(payload, on.mtu, link_addresses, between, marks)?;
             }
         }
         match hop {
@@ -184,7 +188,8 @@ impl Transmitter {
         payload: &[u8],
         gso_size: u16,
         link_addresses: Option<LinkAddresses>,
-        by: (Between, SentMarks),
+        between: Between,
+        marks: SentMarks,
     ) -> io::Result<()> {
         let whole_len = if gso_size > 0 { self.whole_len(gso_size) } else { payload.len() };
         let whole_len = whole_len.max(1);
@@ -195,7 +200,7 @@ impl Transmitter {
             frame.copy_from(piece);
             let mut packet = Packet::received(frame, Arrival(0), 0, forebay_rx::parse::Link::Ip);
             packet.set_gso_size(if piece.len() > gso_size.into() { gso_size } else { 0 });
-            match self.compose(packet, link_addresses, by) {
+            match self.compose(packet, link_addresses, between, marks) {
                 Ok(packet) => self.composed.push(packet),
                 Err(error) => {
                     self.discard_composed();
@@ -212,7 +217,8 @@ impl Transmitter {
         payload: &[u8],
         mtu: u32,
         link_addresses: Option<LinkAddresses>,
-        (between, marks): (Between, SentMarks),
+        between: Between,
+        marks: SentMarks,
     ) -> io::Result<()> {
         let Between { source, destination } = between;
         let SentMarks { ttl, tos, .. } = marks;
@@ -280,8 +286,10 @@ impl Transmitter {
         &mut self,
         device: usize,
         on: &Identity,
-        (packet, back): (Packet, Option<LinkAddresses>),
-        (between, marks): (Between, SentMarks),
+        packet: Packet,
+        back: Option<LinkAddresses>,
+        between: Between,
+        marks: SentMarks,
     ) -> io::Result<()> {
         if let Err(error) = check_len(packet.frame.len_bytes() as usize, between, on) {
             self.pool.put(packet.frame);
@@ -290,7 +298,7 @@ impl Transmitter {
         self.look_at_clock(device);
         let neighbours = &mut self.paths[device].neighbours;
         let link_addresses = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
-        let packet = self.compose(packet, link_addresses, (between, marks))?;
+        let packet = self.compose(packet, link_addresses, between, marks)?;
         self.add(device, packet);
         Ok(())
     }
@@ -299,7 +307,8 @@ impl Transmitter {
         &mut self,
         mut packet: Packet,
         link_addresses: Option<LinkAddresses>,
-        (between, marks): (Between, SentMarks),
+        between: Between,
+        marks: SentMarks,
     ) -> io::Result<Packet> {
         let Between { source, destination } = between;
         let (SentMarks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size());

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -270,7 +270,7 @@ impl UdpSocket {
     /// # Errors
     /// If the time-out is zero, as in `std`.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_timeout(&self.0.options.read_timeout_ns, timeout)
+        self.0.options.read_timeout.set(timeout)
     }
 
     /// Sets the longest wait for packet memory to send from; `None`: no limit (`SO_SNDTIMEO`).
@@ -278,7 +278,7 @@ impl UdpSocket {
     /// # Errors
     /// If the time-out is zero, as in `std`.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_timeout(&self.0.options.write_timeout_ns, timeout)
+        self.0.options.write_timeout.set(timeout)
     }
 
     /// Sets whether merged datagrams are read as one (`UDP_GRO`).
@@ -394,17 +394,6 @@ impl UdpSocket {
     pub fn counts(&self) -> SocketCounts {
         SocketCounts::of(self.0.reader().consumer.account())
     }
-}
-
-fn set_timeout(of: &AtomicU64, timeout: Option<Duration>) -> io::Result<()> {
-    if timeout.is_some_and(|timeout| timeout.is_zero()) {
-        let why =
-            "a time-out of zero would never wait: use set_nonblocking, or None to wait for ever";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-    }
-    let ns = timeout.map_or(0, |timeout| timeout.as_nanos());
-    of.store(u64::try_from(ns).unwrap_or(u64::MAX), Ordering::Relaxed);
-    Ok(())
 }
 
 impl fmt::Debug for UdpSocket {

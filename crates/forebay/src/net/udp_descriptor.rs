@@ -18,12 +18,12 @@ impl UdpSocket {
         self.0.descriptor()
     }
 
-    /// Tells pollers of the [descriptor](Self::descriptor) for ever that sides of the socket have ended (`shutdown`).
+    /// Notifies pollers of the [descriptor](Self::descriptor) for ever that sides of the socket have ended (`shutdown`).
     ///
     /// # Errors
     /// As [`descriptor`](Self::descriptor).
-    pub fn tell_ended(&self, ended: Ended) -> io::Result<()> {
-        self.0.tell_ended(ended)
+    pub fn notify_ended(&self, ended: Ended) -> io::Result<()> {
+        self.0.notify_ended(ended)
     }
 
     /// Queue of received datagrams, by which whoever learns of a [refusal](SocketQueue::refuse) tells the socket.

@@ -105,7 +105,7 @@ impl SocketOptions {
     fn bind_to(&self, mut local: SocketAddr) -> io::Result<UdpSocket> {
         let &Self { ref net, reuse, cpu, ref select, is_v6_only, rcvbuf, is_reserved } = self;
         let (shared, select) = (Arc::clone(&net.0), select.clone());
-        let is_shared = reuse != Reuse::None;
+        let is_shared = reuse.is_shared();
         let reserved = if is_reserved && shared.is_kernels(endpoint::plain(local).ip()) {
             Some(sys::udp_reserve::reserve(local, is_shared, is_v6_only)?)
         } else {
@@ -157,7 +157,7 @@ impl SocketOptions {
     ) -> io::Result<TcpListener> {
         let Self { net, reuse, cpu, is_v6_only, rcvbuf, .. } = self;
         let how = ListenOptions { reuse, cpu, is_v6_only, is_reserved: false, rcvbuf, backlog };
-        TcpListener::listen_reserved(&net.0, local, &how, (reserved, readiness))
+        TcpListener::listen_reserved(&net.0, local, &how, reserved, readiness)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Waiting until a socket is readable or writable.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -13,6 +13,7 @@ use forebay_sys::readiness::{Ended, readiness};
 use forebay_sys::signals::with_all_blocked;
 
 use super::endpoint::Endpoint;
+use super::options::Timeout;
 use super::shared::{CpuIndex, NetState};
 use super::wake::Wake;
 
@@ -26,7 +27,7 @@ impl Endpoint {
         &self,
         mut attempt: impl FnMut(&mut SocketReader) -> Option<T>,
     ) -> io::Result<T> {
-        let mut deadline = Deadline::of(&self.options.read_timeout_ns);
+        let mut deadline = Deadline::of(&self.options.read_timeout);
         let mut has_waited = false;
         loop {
             if let Some(found) = self.try_once(&mut attempt)? {
@@ -67,7 +68,7 @@ impl Endpoint {
         let is_refused = self.queue.take_refusal();
         let found = if is_refused { None } else { attempt(&mut reader) };
         if found.is_some() || is_refused {
-            self.tell_if_readable(&mut reader);
+            self.update_descriptor(&mut reader);
         }
         if is_refused { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(found) }
     }
@@ -76,7 +77,7 @@ impl Endpoint {
     pub(super) fn take_refusal(&self) -> bool {
         let is_refused = self.queue.take_refusal();
         if is_refused {
-            self.tell_if_readable(&mut self.reader());
+            self.update_descriptor(&mut self.reader());
         }
         is_refused
     }
@@ -85,7 +86,7 @@ impl Endpoint {
     pub(super) fn try_take<T>(&self, take: impl FnOnce(&mut SocketReader) -> T) -> T {
         let mut reader = self.reader();
         let taken = take(&mut reader);
-        self.tell_if_readable(&mut reader);
+        self.update_descriptor(&mut reader);
         taken
     }
 
@@ -96,7 +97,7 @@ impl Endpoint {
         let mut reader = self.reader();
         let is_ready =
             reader.has_ready() || !self.arm(&mut reader, SocketQueueConsumer::arm, is_asleep);
-        self.tell_if_readable(&mut reader);
+        self.update_descriptor(&mut reader);
         is_ready
     }
 
@@ -106,7 +107,7 @@ impl Endpoint {
         let mut reader = self.reader();
         let arm = SocketQueueConsumer::arm_for_packets;
         let has_some = reader.has_ready() || !self.arm(&mut reader, arm, false);
-        self.tell_if_readable(&mut reader);
+        self.update_descriptor(&mut reader);
         has_some
     }
 
@@ -127,7 +128,7 @@ impl Endpoint {
 
     /// Updates the descriptor, if there is one. From then on either the descriptor is readable, or
     /// the next CPU that delivers makes it readable.
-    pub(super) fn tell_if_readable(&self, reader: &mut SocketReader) {
+    pub(super) fn update_descriptor(&self, reader: &mut SocketReader) {
         let Some(descriptor) = self.descriptor.get() else { return };
         let due = reader.consumer.due();
         if reader.has_ready() || self.queue.has_news(due) {
@@ -150,14 +151,14 @@ impl Endpoint {
             let (setter, descriptor) = readiness()?;
             self.wake.set_setter(setter);
             let _ = self.descriptor.set(descriptor); // never set before: the reader is locked
-            self.tell_if_readable(&mut reader);
+            self.update_descriptor(&mut reader);
         }
         drop(reader);
         Ok(self.descriptor.get().unwrap_or_else(|| unreachable!("it was made")).as_fd())
     }
 
-    /// Tells pollers of the descriptor for ever that sides of the socket have ended.
-    pub(super) fn tell_ended(&self, ended: Ended) -> io::Result<()> {
+    /// Notifies pollers of the descriptor for ever that sides of the socket have ended.
+    pub(super) fn notify_ended(&self, ended: Ended) -> io::Result<()> {
         self.descriptor()?;
         if let Some(descriptor) = self.descriptor.get() {
             self.wake.end(ended, descriptor);
@@ -167,7 +168,7 @@ impl Endpoint {
 
     /// Creates the wait for packet memory of one send call.
     pub(super) fn patience(&self) -> Patience<'_> {
-        Patience { of: self, deadline: Deadline::of(&self.options.write_timeout_ns), pause: PAUSE }
+        Patience { of: self, deadline: Deadline::of(&self.options.write_timeout), pause: PAUSE }
     }
 }
 
@@ -192,7 +193,7 @@ impl Patience<'_> {
         if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             if let Some(descriptor) = descriptor.get() {
                 wake.not_writable(descriptor);
-                shared.blocked.add((wake, by), shared);
+                shared.blocked.add(wake, by, shared);
             }
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -211,10 +212,9 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// Creates the deadline; `timeout_ns` of 0 means none.
-    pub(super) fn of(timeout_ns: &AtomicU64) -> Self {
-        let ns = timeout_ns.load(Ordering::Relaxed);
-        Self { timeout: (ns > 0).then(|| Duration::from_nanos(ns)), began: None }
+    /// Creates the deadline of a call with this time-out.
+    pub(super) fn of(timeout: &Timeout) -> Self {
+        Self { timeout: timeout.get(), began: None }
     }
 
     /// Time left; `None` if there is no time-out.
@@ -247,7 +247,7 @@ struct Watched {
 }
 
 impl Blocked {
-    fn add(&self, (socket, by): (&Arc<Wake>, CpuIndex), shared: &Arc<NetState>) {
+    fn add(&self, socket: &Arc<Wake>, by: CpuIndex, shared: &Arc<NetState>) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let this = Arc::downgrade(socket);
         if !watched.sockets.iter().any(|(other, on)| other.ptr_eq(&this) && *on == by) {
@@ -296,6 +296,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
+    use std::sync::atomic::AtomicU64;
 
     use forebay_engine::BusyPoll;
     use forebay_stack::socket::SocketId;

@@ -1,5 +1,6 @@
-//! Wake-up of a socket's waiters: threads blocked in a call, CPUs whose thread reads, and pollers
-//! of the socket's descriptor.
+//! Wake-up of a UDP socket's waiters: threads blocked in a call, CPUs whose thread reads, and pollers
+//! of the socket's descriptor. Separate from [TCP's](super::tcp), whose readiness is set with a lock
+//! held: here CPUs fill the queue without a lock, and a waiter looks there for what has come.
 //!
 //! A queue reports an arrival once, to the CPU that clears the flag of a sleeping reader, but there
 //! may be several readers. So a wake-up is for all of them, and a reader that clears the flag
@@ -107,7 +108,7 @@ impl Wake {
         self.state().setter.iter_mut().for_each(|setter| setter.not_writable(descriptor));
     }
 
-    /// Tells at the descriptor that sides of the socket have ended.
+    /// Notifies pollers of the descriptor that sides of the socket have ended.
     pub(super) fn end(&self, ended: Ended, descriptor: &ReadinessDescriptor) {
         self.state().setter.iter_mut().for_each(|setter| setter.end(ended, descriptor));
     }

@@ -41,14 +41,14 @@ pub(crate) fn all_that_is_in_the_zone() {
             }
         }
     }
-    tell(&differences);
+    check_none(&differences);
 }
 
 pub(crate) fn all_that_is_wrong() {
     let both = Both::serving(ZONE);
     let differ =
         |(what, query): (String, Vec<u8>)| both.differ(&query).map(|how| format!("{what}\n{how}"));
-    tell(&unusual().into_iter().filter_map(differ).collect::<Vec<_>>());
+    check_none(&unusual().into_iter().filter_map(differ).collect::<Vec<_>>());
 }
 
 /// The zone of the benchmark.
@@ -69,10 +69,10 @@ pub(crate) fn large_zone() {
             differences.extend(how.map(|how| format!("{name} type {rtype}\n{how}")));
         }
     }
-    tell(&differences);
+    check_none(&differences);
 }
 
-fn tell(differences: &[String]) {
+fn check_none(differences: &[String]) {
     let some = differences.iter().take(10).cloned().collect::<Vec<_>>().join("\n\n");
     assert!(differences.is_empty(), "{} answers differ:\n{some}", differences.len());
 }

@@ -89,7 +89,7 @@ pub(crate) fn set(control: &Control, body: &[u8]) -> ApiAnswer {
         return bad("the body is not {\"knob\": NAME, \"value\": TEXT}");
     };
     debug_assert!(knob.len() + value.len() <= BODY_BYTES_MAX, "they were in the body");
-    match control.set_and_tell(knob, value) {
+    match control.set_and_report(knob, value) {
         Ok(lines) => (StatusCode::OK, json!({ "lines": lines })),
         Err(refused) => refusal(&refused),
     }

@@ -118,10 +118,16 @@ pub unsafe extern "C" fn splice(
     let (from, to) = (unless_hidden(from), unless_hidden(to));
     let (source, sink) = (table::find(from), table::find(to));
     if source.is_some() || sink.is_some() {
-        let offsets = [from_offset.is_null(), to_offset.is_null()];
+        let (has_from_offset, has_to_offset) = (!from_offset.is_null(), !to_offset.is_null());
         let spliced = match (source.as_deref(), sink.as_deref()) {
-            (Some(Socket::Stream(stream)), None) => to_pipe(stream, to, offsets, (len, flags)),
-            (None, Some(Socket::Stream(stream))) => from_pipe(from, stream, offsets, (len, flags)),
+            (Some(Socket::Stream(stream)), None) => {
+                let (has_offset, has_pipe_offset) = (has_from_offset, has_to_offset);
+                to_pipe(stream, to, &Splice { len, flags, has_offset, has_pipe_offset })
+            }
+            (None, Some(Socket::Stream(stream))) => {
+                let (has_pipe_offset, has_offset) = (has_from_offset, has_to_offset);
+                from_pipe(from, stream, &Splice { len, flags, has_offset, has_pipe_offset })
+            }
             _ => Err(Errno::INVAL),
         };
         return answer_sent(spliced, 0);
@@ -131,13 +137,20 @@ pub unsafe extern "C" fn splice(
     unsafe { next(from, from_offset, to, to_offset, len, flags) }
 }
 
-/// Checks a call between a pipe and a connection. `is_pipes_null` is true without an offset of the pipe.
-fn check_splice(
-    pipe: c_int,
-    (is_pipes_null, is_null): (bool, bool),
+/// Call that moves bytes between a pipe and a connection.
+struct Splice {
+    /// Bytes to be moved, at most.
+    len: usize,
     flags: c_uint,
-) -> Result<(), Errno> {
-    if flags & !SPLICE_FLAGS != 0 {
+    /// True with an offset of the connection.
+    has_offset: bool,
+    /// True with an offset of the pipe.
+    has_pipe_offset: bool,
+}
+
+/// Checks a call.
+fn check_splice(pipe: c_int, call: &Splice) -> Result<(), Errno> {
+    if call.flags & !SPLICE_FLAGS != 0 {
         return Err(Errno::INVAL);
     }
     if pipe < 0 {
@@ -147,10 +160,10 @@ fn check_splice(
     if file.st_mode & libc::S_IFMT != libc::S_IFIFO {
         return Err(Errno::INVAL);
     }
-    match (is_pipes_null, is_null) {
-        (true, true) => Ok(()),
-        (false, _) => Err(Errno::SPIPE),
-        (true, false) => Err(Errno::INVAL),
+    match (call.has_pipe_offset, call.has_offset) {
+        (false, false) => Ok(()),
+        (true, _) => Err(Errno::SPIPE),
+        (false, true) => Err(Errno::INVAL),
     }
 }
 
@@ -168,13 +181,9 @@ fn polled(pipe: c_int, asked: PollFlags, waits: bool) -> Result<PollFlags, Errno
 }
 
 /// Moves bytes of a connection to a pipe: as many as there are, and as the pipe has room for.
-fn to_pipe(
-    stream: &Stream,
-    pipe: c_int,
-    [is_null, is_pipes_null]: [bool; 2],
-    (len, flags): (usize, c_uint),
-) -> Result<usize, Errno> {
-    check_splice(pipe, (is_pipes_null, is_null), flags)?;
+fn to_pipe(stream: &Stream, pipe: c_int, call: &Splice) -> Result<usize, Errno> {
+    check_splice(pipe, call)?;
+    let &Splice { len, flags, .. } = call;
     let status = with_number(pipe, |pipe| rustix::fs::fcntl_getfl(pipe))?;
     let waits = flags & libc::SPLICE_F_NONBLOCK == 0 && !status.contains(OFlags::NONBLOCK);
     let mut moved = 0;
@@ -210,13 +219,9 @@ fn to_pipe(
 }
 
 /// Moves bytes of a pipe to a connection, waiting for the first.
-fn from_pipe(
-    pipe: c_int,
-    stream: &Stream,
-    [is_pipes_null, is_null]: [bool; 2],
-    (len, flags): (usize, c_uint),
-) -> Result<usize, Errno> {
-    check_splice(pipe, (is_pipes_null, is_null), flags)?;
+fn from_pipe(pipe: c_int, stream: &Stream, call: &Splice) -> Result<usize, Errno> {
+    check_splice(pipe, call)?;
+    let &Splice { len, flags, .. } = call;
     // What the connection does not take stays in the pipe. The copy is empty at each `tee`, which would not wait for the pipe
     // if the copy were non-blocking.
     let (copy, copy_in) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;

@@ -61,8 +61,9 @@ unsafe fn fill(
     let room = if is_nowhere(header.msg_control) { 0 } else { header.msg_controllen };
     let mut writer = ControlWriter::new(room);
     let settings = socket.settings();
-    if settings.tells_any() {
-        writer.put_datagram(&message.about(), &settings, socket.arrival_of(message));
+    if settings.asks_control() {
+        let (interface, dropped) = socket.arrival_of(message);
+        writer.put_datagram(&message.about(), &settings, interface, dropped);
     }
     let (control, is_truncated) = writer.finish();
     if is_truncated {

@@ -1,8 +1,8 @@
 //! C interface: exported functions by subject, and what they share. Each converts its arguments, calls a method
 //! of a [`Socket`](crate::socket::Socket) of ours or the next definition of the function, and sets `errno`.
 //!
-//! A pointer from the program is trusted as the C library trusts it, unless it points to where no program has
-//! memory: for others that are not valid, where the kernel reports `EFAULT`, the program ends by SIGSEGV.
+//! A pointer from the program is trusted, as the C library does, unless it points to where no program has memory: that is
+//! `EFAULT`. With any other invalid pointer the program ends by SIGSEGV, where the kernel reports `EFAULT`.
 
 #![expect(unreachable_pub, reason = "exported by name to C, not by path to Rust")]
 #![cfg_attr(test, expect(dead_code, reason = "tests of this crate use the C library's functions"))]

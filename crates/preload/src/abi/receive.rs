@@ -228,7 +228,7 @@ pub unsafe extern "C" fn __recv_chk(
 
 fn check_room(len: size_t, room: size_t) {
     if len > room {
-        tell!("*** buffer overflow detected ***: terminated");
+        report!("*** buffer overflow detected ***: terminated");
         std::process::abort();
     }
 }

@@ -1,4 +1,4 @@
-//! System calls that the safe modules need, past the exported functions.
+//! System calls that the safe modules need. They go to the kernel directly, not through the exported functions.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;

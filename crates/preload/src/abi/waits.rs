@@ -1,6 +1,6 @@
-//! Calls that wait for several descriptors. They wait in the kernel; here, a listener that no engine serves yet
-//! gets one first, and the calling thread receives what has arrived. For the kernel, too, nothing is open at numbers that
-//! the program has not opened.
+//! Calls that wait for several descriptors. The kernel does the waiting. Before it, a listener that no engine serves yet
+//! gets one, and the calling thread receives the packets that have arrived. Descriptors that the library has opened for
+//! itself are hidden: at their numbers, nothing is open.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! Claims: whose each flow is.
+//! Claims: which process has which flow.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -32,7 +32,7 @@ impl Shares {
         may_replace: impl Fn(u64, u64) -> bool,
     ) -> bool {
         let Some(own) = self.own() else { return false };
-        let claimed = self.try_claim((flow, syn), own, may_replace);
+        let claimed = self.try_claim(flow, syn, own, may_replace);
         if let Claimed::New | Claimed::WithoutRoom = claimed {
             self.held[self.bucket_of(flow)].fetch_add(1, SeqCst);
         }
@@ -75,7 +75,8 @@ impl Shares {
     /// Claims a flow, if `may_replace` its word.
     fn try_claim(
         &self,
-        (flow, syn): (&Flow, u32),
+        flow: &Flow,
+        syn: u32,
         own: usize,
         may_replace: impl Fn(u64, u64) -> bool,
     ) -> Claimed {

@@ -2,9 +2,9 @@
 //! which flow. Nothing in it is locked, so that a process may be killed at any time.
 //!
 //! Flows fall into buckets by a hash, which the filters of the devices' sockets know, too. For each listener's address
-//! each bucket has an owner, which takes its new connections. A process that is to become the owner does so itself: for
-//! a while it takes them together with the owner before it, as a SYN lies in the rings of both and each of
-//! them may be late, and then alone. Whoever claims a flow first has it until its end, so that it is answered once.
+//! each bucket has an owner, which takes its new connections. A process that is to own a bucket makes itself the owner.
+//! For a while it and the owner before it both take new connections, since a SYN lies in the rings of both and either may
+//! be late; then it takes them alone. Whoever claims a flow first has it until its end, so that each SYN is answered once.
 
 mod table; //  words of the memory
 mod owner; //  process that takes a bucket's new connections
@@ -179,8 +179,8 @@ impl Shares {
         bits.fold(0, |busy, (bucket, held)| busy | u64::from(held.load(SeqCst) > 0) << bucket)
     }
 
-    /// Tells the other processes where this one has flows no longer for which the table had no room.
-    pub(crate) fn tell_unclaimed(&self) {
+    /// Clears this process's marks of flows that the table had no room for, in the buckets where it has no flows any more.
+    pub(crate) fn clear_unclaimed(&self) {
         if let Some(own) = self.own() {
             self.clear_marks_except(own, self.busy());
         }
@@ -684,10 +684,10 @@ mod tests {
         assert!(flows.iter().all(|flow| of[0].claim(flow, SYN)));
         of[1].join(LISTENER.parse().unwrap());
         of[1].take_free();
-        of[0].tell_unclaimed();
+        of[0].clear_unclaimed();
         assert!(!flows.iter().any(|flow| answers(&of[1], flow)), "some have no words");
         flows.iter().for_each(|flow| of[0].release(flow));
-        of[0].tell_unclaimed();
+        of[0].clear_unclaimed();
         assert!(flows.iter().all(|flow| answers(&of[1], flow)));
     }
 

@@ -155,7 +155,7 @@ fn address_of(address: *const c_void, len: socklen_t) -> Result<SocketAddr, Errn
     Ok(SocketAddr::new(ip, port))
 }
 
-fn tell_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
+fn write_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
     }
@@ -307,7 +307,7 @@ extern "C" fn accept(
 ) -> c_int {
     let new_fd = new_descriptor();
     let accepted = shim(state).accept(fd, new_fd).map(|peer| {
-        tell_address(peer, address, len);
+        write_address(peer, address, len);
         new_fd
     });
     if accepted.is_err() {

@@ -257,9 +257,9 @@ impl Shim {
         let first = self.wait(false, None, |state| {
             let socket = state.entry(fd)?.socket;
             let (ends, mtu_bytes) = (ends(state), state.host.mtu_bytes());
-            let begin = state.host.call(|tcp, out| {
-                tcp.connect_with_data(socket, ends, mtu_bytes, (bytes, waits), out)
-            });
+            let begin = state
+                .host
+                .call(|tcp, out| tcp.connect_with_data(socket, ends, mtu_bytes, bytes, waits, out));
             Ok(begin?)
         });
         let is_opening = |error: &Errno| error.0 == libc::EINPROGRESS || error.0 == libc::EALREADY;

@@ -56,8 +56,7 @@ impl Stack {
             let on = host.identity(device);
             host.with_pool(&mut |pool| {
                 fragments.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
-                let out = (&mut *pool, &mut asks);
-                host.neighbours(device).tick(&on, now_ns, out, unanswered);
+                host.neighbours(device).tick(&on, now_ns, pool, &mut asks, unanswered);
                 unanswered.drain(..).for_each(|packet| pool.put(packet.frame));
             });
             if !asks.is_empty() {

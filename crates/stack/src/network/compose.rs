@@ -95,19 +95,18 @@ pub enum HeaderError {
 pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, HeaderError> {
     let udp_len = frame.len_bytes().saturating_add(UDP_BYTES);
     let udp_len = u16::try_from(udp_len).map_err(|_| HeaderError::TooLong)?;
-    let ports = (headers.source.port(), headers.destination.port());
     let network = match (headers.source, headers.destination) {
         (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
             if u32::from(udp_len) + IPV4_BYTES > u16::MAX.into() {
                 // The IPv4 length field counts the header too.
                 return Err(HeaderError::TooLong);
             }
-            push_udp(frame, ports, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
+            push_udp(frame, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
             push_ipv4(frame, *source.ip(), *destination.ip(), headers.ip(UDP), Ipv4Piece::WHOLE);
             Network::Ipv4
         }
         (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
-            push_udp(frame, ports, udp_len, headers, pseudo_v6(*source.ip(), *destination.ip()));
+            push_udp(frame, udp_len, headers, pseudo_v6(*source.ip(), *destination.ip()));
             push_ipv6(frame, *source.ip(), *destination.ip(), headers.ip(UDP));
             Network::Ipv6
         }
@@ -219,18 +218,12 @@ pub(super) fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr) -> Sum {
     Sum::of(&source.octets()).plus(Sum::of(&destination.octets()))
 }
 
-fn push_udp(
-    frame: &mut Frame,
-    (source, destination): (u16, u16),
-    udp_len: u16,
-    headers: &UdpHeaders,
-    addresses: Sum,
-) {
+fn push_udp(frame: &mut Frame, udp_len: u16, headers: &UdpHeaders, addresses: Sum) {
     let pseudo = addresses.plus_word(UDP.into()).plus_word(udp_len);
     frame.push(UDP_BYTES);
     let bytes = frame.data_mut();
-    bytes[0..2].copy_from_slice(&source.to_be_bytes());
-    bytes[2..4].copy_from_slice(&destination.to_be_bytes());
+    bytes[0..2].copy_from_slice(&headers.source.port().to_be_bytes());
+    bytes[2..4].copy_from_slice(&headers.destination.port().to_be_bytes());
     bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
     bytes[6..8].fill(0);
     let checksum =

@@ -29,7 +29,7 @@ const OFFSET_MASK: u16 = 0x1fff;
 
 /// Destination of an error; `None` if the packet was multicast or broadcast, or its source is
 /// invalid.
-pub(super) fn whom_to_tell(packet: &Packet, on: &Identity) -> Option<IpAddr> {
+pub(super) fn recipient(packet: &Packet, on: &Identity) -> Option<IpAddr> {
     let is_to_us = link::addressed_to_host(packet, on) == Ok(PacketType::Host);
     let (source, destination) = (packet.view().source()?, packet.view().destination()?);
     let is_host = match source {

@@ -77,7 +77,7 @@ impl NetworkLayer {
         }
         match walked {
             Ok(Walked::Protocol { protocol, offset }) => {
-                self.ipv6_protocol(packet, protocol, offset, (on, pool))
+                self.ipv6_protocol(packet, protocol, offset, on, pool)
             }
             Ok(Walked::Fragment) => self.dropped(packet, NetworkDrop::Ipv6BadExthdr),
             Err(reason) => self.dropped(packet, reason),
@@ -99,7 +99,8 @@ impl NetworkLayer {
         packet: Packet,
         protocol: u8,
         offset: usize,
-        (on, pool): (&Identity, &mut Pool),
+        on: &Identity,
+        pool: &mut Pool,
     ) -> NetworkVerdict {
         let bytes = Wire::of(&packet).bytes;
         let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();

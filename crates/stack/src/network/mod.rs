@@ -184,8 +184,8 @@ impl NetworkLayer {
     ) -> NetworkVerdict {
         let is_ipv6 = packet.headers.network == forebay_rx::parse::Network::Ipv6;
         self.udp_counters(packet.headers.network).no_ports.add(1);
-        if let Some(host) = icmp_error::whom_to_tell(&packet, on)
-            && self.may_tell(host, now_ns)
+        if let Some(host) = icmp_error::recipient(&packet, on)
+            && self.may_send_error(host, now_ns)
             && let Some(error) = icmp_error::port_unreachable(&packet, on, pool)
         {
             let (ip, icmp) = self.ip_and_icmp(is_ipv6);
@@ -200,7 +200,7 @@ impl NetworkLayer {
     }
 
     /// True if the rate limits allow an error message to `host` now.
-    fn may_tell(&mut self, host: IpAddr, now_ns: u64) -> bool {
+    fn may_send_error(&mut self, host: IpAddr, now_ns: u64) -> bool {
         let allowed = self.limit.take(host, now_ns);
         let (_, icmp) = self.ip_and_icmp(host.is_ipv6());
         match allowed {

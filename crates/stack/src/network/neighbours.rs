@@ -354,7 +354,8 @@ impl Neighbours {
         &mut self,
         on: &Identity,
         now_ns: u64,
-        (pool, asks): (&mut Pool, &mut Vec<Packet>),
+        pool: &mut Pool,
+        asks: &mut Vec<Packet>,
         dropped: &mut Vec<Packet>,
     ) {
         dropped.append(&mut self.given_up);

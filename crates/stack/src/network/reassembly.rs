@@ -154,7 +154,7 @@ impl Fragments {
         };
         let network = packet.headers.network;
         let shards = if network == Network::Ipv6 { &self.ipv6 } else { &self.ipv4 };
-        let pieces = match shards.add(packet, (&fragment, now_ns), given_up) {
+        let pieces = match shards.add(packet, &fragment, now_ns, given_up) {
             Added::Waits => return Reassembly::Waits,
             Added::Dropped(packet, why) => return Reassembly::Dropped(packet, why),
             Added::Whole(pieces) => pieces,

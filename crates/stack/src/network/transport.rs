@@ -71,12 +71,7 @@ impl TransportHeader {
 
     /// Describes a valid datagram or segment of `len` bytes, of which `header_len` are its header,
     /// overriding the result of parsing.
-    fn describe(
-        &self,
-        headers: &mut Headers,
-        transport: Transport,
-        (len, header_len): (usize, usize),
-    ) {
+    fn describe(&self, headers: &mut Headers, transport: Transport, len: usize, header_len: usize) {
         let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
         headers.transport = transport;
         headers.protocol = self.protocol;
@@ -143,7 +138,7 @@ impl NetworkLayer {
             Ok(len) => len,
             Err(reason) => return self.dropped(packet, reason),
         };
-        place.describe(&mut packet.headers, Transport::Udp, (len, udp::HEADER_BYTES));
+        place.describe(&mut packet.headers, Transport::Udp, len, udp::HEADER_BYTES);
         NetworkVerdict::Datagram(packet)
     }
 
@@ -163,8 +158,8 @@ impl NetworkLayer {
             checksum: place.known_checksum(&packet.headers, Transport::Tcp),
         };
         match tcp::receive(&segment) {
-            Ok(lens) => {
-                place.describe(&mut packet.headers, Transport::Tcp, lens);
+            Ok((len, header_len)) => {
+                place.describe(&mut packet.headers, Transport::Tcp, len, header_len);
                 NetworkVerdict::Segment(packet)
             }
             Err(reason) => self.dropped(packet, reason),

@@ -44,6 +44,14 @@ pub enum Reuse {
     ThisCpu,
 }
 
+impl Reuse {
+    /// True if the address and port are shared.
+    #[must_use]
+    pub fn is_shared(self) -> bool {
+        self != Self::None
+    }
+}
+
 /// Addresses and options of a socket, which determine the datagrams it receives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binding {
@@ -102,12 +110,7 @@ impl Binding {
 
     /// True if the socket is an IPv6 one that shares its port: the lookup tries those last.
     fn is_last(&self) -> bool {
-        self.local.is_ipv6() && self.is_shared()
-    }
-
-    /// True if the socket shares its address and port.
-    fn is_shared(&self) -> bool {
-        self.reuse != Reuse::None
+        self.local.is_ipv6() && self.reuse.is_shared()
     }
 
     /// CPU whose datagrams the socket is preferred for: `SO_INCOMING_CPU`.
@@ -132,7 +135,7 @@ impl Binding {
     /// Reuseport group that the socket was bound into (`udp_reuseport_add_sock`).
     fn shared(&self) -> Option<ReuseportGroup> {
         let is_v6_only = self.local.ip().is_unspecified() && self.is_v6_only;
-        self.is_shared().then_some((self.local, is_v6_only))
+        self.reuse.is_shared().then_some((self.local, is_v6_only))
     }
 
     /// Tuples of the datagrams that the socket receives, if connected.

@@ -258,31 +258,36 @@ pub struct TcpOptions {
     pub unsent_limit: Option<NonZeroU32>,
 }
 
+impl TcpOptions {
+    /// Options of a new socket.
+    pub(super) const DEFAULT: Self = Self {
+        nodelay: false,
+        cork: false,
+        keepalive: false,
+        keepalive_idle_us: 7200 * SECOND,
+        keepalive_interval_us: 75 * SECOND,
+        keepalive_probes: 9,
+        user_timeout_us: 0,
+        linger_s: None,
+        oob_inline: false,
+        rcvbuf: None,
+        sndbuf: None,
+        max_segment: None,
+        window_clamp: None,
+        fin_timeout_us: None,
+        syn_retries: None,
+        defer_retries: 0,
+        congestion: None,
+        quick_acks: true,
+        tos: 0,
+        ttl: DEFAULT_TTL,
+        tells_path_errors: false,
+        unsent_limit: None,
+    };
+}
+
 impl Default for TcpOptions {
     fn default() -> Self {
-        Self {
-            nodelay: false,
-            cork: false,
-            keepalive: false,
-            keepalive_idle_us: 7200 * SECOND,
-            keepalive_interval_us: 75 * SECOND,
-            keepalive_probes: 9,
-            user_timeout_us: 0,
-            linger_s: None,
-            oob_inline: false,
-            rcvbuf: None,
-            sndbuf: None,
-            max_segment: None,
-            window_clamp: None,
-            fin_timeout_us: None,
-            syn_retries: None,
-            defer_retries: 0,
-            congestion: None,
-            quick_acks: true,
-            tos: 0,
-            ttl: DEFAULT_TTL,
-            tells_path_errors: false,
-            unsent_limit: None,
-        }
+        Self::DEFAULT
     }
 }

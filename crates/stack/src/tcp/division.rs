@@ -1,4 +1,4 @@
-//! Processes that listen on the same ports and all receive every segment: each takes a part of the new connections.
+//! Division of new connections among processes that listen on the same ports and all receive every segment.
 
 use std::fmt;
 use std::net::SocketAddr;

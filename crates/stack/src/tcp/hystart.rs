@@ -1,8 +1,8 @@
-//! End of the first slow start before it loses: HyStart++ (RFC 9406). The round trip grows as soon as
-//! a queue does.
+//! End of the first slow start before it loses packets: HyStart++ (RFC 9406). The round trip grows as
+//! soon as a queue does.
 //!
-//! Acknowledged segments count without the limit L: as with a paced sender, no burst is longer than a
-//! packet of about a millisecond at the connection's rate.
+//! Acknowledged segments count without the RFC's limit L, as for a paced sender: a burst is at most one
+//! packet, as long as about a millisecond of the connection's rate.
 
 use super::config::{MS, us_u32};
 

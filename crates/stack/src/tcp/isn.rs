@@ -1,4 +1,5 @@
-//! Secrets: initial sequence numbers (RFC 6528), timestamp offsets, SYN cookies, local ports.
+//! Values that nobody can guess, made with a secret: initial sequence numbers (RFC 6528), timestamp offsets, SYN cookies,
+//! local ports.
 
 use std::hash::Hasher;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Memory of the buffers of all connections, and what its limits ask of one (`tcp_mem`).
+//! Memory of the buffers of all connections, and the effect of its limits on each (`tcp_mem`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

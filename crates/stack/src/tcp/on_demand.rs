@@ -1,4 +1,4 @@
-//! Values that take no memory until they are changed first.
+//! Values that take no memory until they are first changed.
 
 use std::ops::{Deref, DerefMut};
 

@@ -82,7 +82,7 @@ impl Host {
         };
         let host = FixedHost::new(identity, vec![Binding::new(id, local)], vec![queue]);
         let sent = host.sent.clone();
-        let stack = Stack::new((CpuId(0), 0), network, relief, Box::new(host));
+        let stack = Stack::new(CpuId(0), 0, network, relief, Box::new(host));
         let region = Arc::new(Region::allocate_shared(1 << 20));
         let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
         Self {

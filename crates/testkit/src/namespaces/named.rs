@@ -37,15 +37,15 @@ impl NamedNamespace {
     /// # Errors
     /// If the tool fails: its standard error.
     pub fn run(&self, command: &[&str]) -> Result<(), Failed> {
-        self.tell(command).map(drop)
+        self.output_of(command).map(drop)
     }
 
     /// Runs a tool in the namespace; returns its standard output.
     ///
     /// # Errors
     /// If the tool fails: its standard error.
-    pub fn tell(&self, command: &[&str]) -> Result<String, Failed> {
-        tell("ip", &[&["netns", "exec", &self.name][..], command].concat())
+    pub fn output_of(&self, command: &[&str]) -> Result<String, Failed> {
+        output_of("ip", &[&["netns", "exec", &self.name][..], command].concat())
     }
 
     /// Command that runs `program` in the namespace; the child process is the program itself.
@@ -85,14 +85,14 @@ impl Drop for NamedNamespace {
 /// # Errors
 /// If the tool fails: its standard error.
 pub fn run(tool: &str, args: &[&str]) -> Result<(), Failed> {
-    tell(tool, args).map(drop)
+    output_of(tool, args).map(drop)
 }
 
 /// Runs a tool, and returns its standard output.
 ///
 /// # Errors
 /// If the tool fails: its standard error.
-pub fn tell(tool: &str, args: &[&str]) -> Result<String, Failed> {
+pub fn output_of(tool: &str, args: &[&str]) -> Result<String, Failed> {
     let output = Command::new(tool).args(args).stdin(Stdio::null()).output()?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use forebay_testkit::namespaces::named::{run, tell};
+use forebay_testkit::namespaces::named::{output_of, run};
 use forebay_testkit::programs::write_script;
 use libtest_mimic::Failed;
 
@@ -75,7 +75,7 @@ impl Guest {
         for path in ["bin", "sbin", "etc", "proc", "sys", "dev", "tmp", "run"] {
             fs::create_dir_all(root.join(path))?;
         }
-        let busybox = tell("sh", &["-c", "command -v busybox"])?;
+        let busybox = output_of("sh", &["-c", "command -v busybox"])?;
         fs::copy(busybox.trim(), root.join("bin/busybox"))?;
         for program in PROGRAMS {
             copy_program(program, &root)?;
@@ -123,9 +123,10 @@ fn kernel_of(unpacked: &Path) -> Option<PathBuf> {
 }
 
 fn copy_program(program: &str, root: &Path) -> Result<(), Failed> {
-    let path = tell("sh", &["-c", &format!("PATH=$PATH:/sbin:/usr/sbin command -v {program}")])?;
+    let path =
+        output_of("sh", &["-c", &format!("PATH=$PATH:/sbin:/usr/sbin command -v {program}")])?;
     fs::copy(path.trim(), root.join("sbin").join(program))?;
-    let libraries = tell("ldd", &[path.trim()])?;
+    let libraries = output_of("ldd", &[path.trim()])?;
     for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
         let to = root.join(library.trim_start_matches('/'));
         if let Some(folder) = to.parent() {

@@ -153,7 +153,7 @@ fn judge_private_files() -> Judgement {
 fn judge_promiscuous(way: Way) -> Judgement {
     let link = Link::new(way)?;
     let judge = |wanted: u64, when: &str| {
-        let told = link.near.tell(&["ip", "-d", "-j", "link", "show", "dev", DEVICE])?;
+        let told = link.near.output_of(&["ip", "-d", "-j", "link", "show", "dev", DEVICE])?;
         let shown: Value = serde_json::from_str(&told)?;
         let count = shown[0]["promiscuity"].as_u64();
         if count == Some(wanted) {

@@ -1,6 +1,6 @@
 //! Ways in which a run takes packets, and the link between sender and run.
 
-use forebay_testkit::namespaces::named::{NamedNamespace, tell};
+use forebay_testkit::namespaces::named::{NamedNamespace, output_of};
 use libtest_mimic::Failed;
 use serde_json::Value;
 
@@ -160,7 +160,7 @@ pub(super) fn join(one: End<'_>, other: End<'_>, queues: u16) -> Result<(), Fail
     let one_end = ["link", "add", "name", name, "address", address, "netns", here];
     let other_end = ["peer", "name", peer_name, "address", peer_address, "netns", there];
     let both = [&one_end, &queues[..], &["type", "veth"], &other_end, &queues];
-    tell("ip", &both.concat())?;
+    output_of("ip", &both.concat())?;
     for (namespace, name) in [(namespace, name), (peer_namespace, peer_name)] {
         silence(namespace)?;
         namespace.run(&["ip", "link", "set", name, "up"])?;
@@ -200,7 +200,7 @@ impl Counts {
 }
 
 fn shown(namespace: &NamedNamespace, device: &str) -> Result<Value, Failed> {
-    let told = namespace.tell(&["ip", "-j", "-s", "link", "show", "dev", device])?;
+    let told = namespace.output_of(&["ip", "-j", "-s", "link", "show", "dev", device])?;
     let mut links: Vec<Value> = serde_json::from_str(&told)?;
     links.pop().ok_or_else(|| format!("`ip` does not show {device}").into())
 }

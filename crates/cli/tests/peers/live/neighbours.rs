@@ -74,7 +74,7 @@ fn judge(way: Way) -> Judgement {
 fn query(namespace: &NamedNamespace, more: &[&str]) -> Judgement {
     let server = format!("@{NEAR}");
     let query = ["kdig", &server, "ns.test", "+short", "+timeout=5", "+retry=1"];
-    let told = namespace.tell(&[&query[..], more].concat())?;
+    let told = namespace.output_of(&[&query[..], more].concat())?;
     if told == "192.0.2.1\n" { Ok(()) } else { Err(format!("knotd answers {told:?}").into()) }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn judge_silence(link: &Link) -> Judgement {
         Ok(!link.shown()?.as_object().ok_or("no link")?.contains_key("xdp"))
     })?;
     wait_until("there is no packet socket", || {
-        let sockets = link.near.tell(&["cat", "/proc/net/packet"])?;
+        let sockets = link.near.output_of(&["cat", "/proc/net/packet"])?;
         Ok(sockets.lines().count() <= 1)
     })?;
     if link.is_own() {

@@ -75,7 +75,7 @@ pub(super) fn play(link: &Link, capture: &Capture, pace: Pace, loops: u32) -> Re
     let loops = format!("--loop={loops}");
     let command = ["tcpreplay", "-q", "-K", &pace, &loops, "-i", device, path];
     counted(link, || {
-        let told = namespace.tell(&command)?;
+        let told = namespace.output_of(&command)?;
         if number(&told, "Failed packets:")? + number(&told, "Truncated packets:")? > 0 {
             return Err(format!("tcpreplay could not send all: {told}").into());
         }
@@ -95,7 +95,7 @@ pub(super) fn generate(link: &Link, frames: u64) -> Result<u64, Failed> {
     let frames = frames.to_string();
     let command = ["trafgen", "--qdisc-path", "--dev", device, "--conf", config, "--num", &frames];
     counted(link, || {
-        let told = namespace.tell(&command)?;
+        let told = namespace.output_of(&command)?;
         let line = told.lines().find_map(|line| line.trim().strip_suffix(" packets outgoing"));
         let sent = line.and_then(|sent| sent.trim().parse().ok());
         sent.ok_or_else(|| format!("trafgen does not say how many it sent: {told}").into())

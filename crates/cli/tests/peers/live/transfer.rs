@@ -149,7 +149,7 @@ fn judge_whole_tunnels() -> Judgement {
     let sent = &report.value()["sent"][0];
     let written = sent[if is_whole { "packets" } else { "frames" }].as_u64();
     let file = format!("/sys/class/net/{TUN}/statistics/rx_packets");
-    let received = near.tell(&["cat", &file])?.trim().parse().ok();
+    let received = near.output_of(&["cat", &file])?.trim().parse().ok();
     if written.is_none() || received != written {
         return Err(format!("the TAP received {received:?} packets: {sent}").into());
     }
@@ -225,7 +225,7 @@ impl Ends<'_> {
         wait_until("iperf3 listens", || {
             // Port 5201 in state 0A (LISTEN): connections of an earlier iperf3 may remain on that
             // port.
-            let sockets = self.server.tell(&["cat", "/proc/net/tcp6", "/proc/net/tcp"])?;
+            let sockets = self.server.output_of(&["cat", "/proc/net/tcp6", "/proc/net/tcp"])?;
             Ok(sockets.lines().any(|socket| socket.contains(":1451 ") && socket.contains(" 0A ")))
         })?;
         let client = ["iperf3", "-c", self.address, "-n", IPERF_BYTES];
@@ -248,7 +248,7 @@ impl Drop for Ended {
 
 /// Checks that no packet with a wrong checksum or an invalid header has arrived in a namespace.
 fn judge_checksums(namespace: &NamedNamespace) -> Judgement {
-    let told = namespace.tell(&["cat", "/proc/net/snmp"])?;
+    let told = namespace.output_of(&["cat", "/proc/net/snmp"])?;
     let lines: Vec<_> = told.lines().collect();
     let mut seen = 0;
     for [names, values] in lines.as_chunks::<2>().0 {

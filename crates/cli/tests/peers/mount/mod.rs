@@ -79,7 +79,7 @@ fn compare(scripts: &[(&str, &str)]) -> Judgement {
     let (kernel, run) = (Kernel::new()?, Run::start(&directory)?);
     let mut wrong = Vec::new();
     for (name, script) in scripts {
-        let (expected, told) = (kernel.tell(script)?, run.tell(script)?);
+        let (expected, told) = (kernel.output_of(script)?, run.output_of(script)?);
         if expected != told {
             wrong.push(format!("{name}\n  the kernel: {expected}\n  the mount:  {told}"));
         }
@@ -100,7 +100,7 @@ fn judge_unprefixed() -> Judgement {
         sysctl -n net.core.netdev_max_backlog
         for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo 1 > $file; cat $file; done
         sysctl -w net.core.dev_weight=none";
-    let told = run.tell_under(&["unshare", "-m", "bash", "-c"], script)?;
+    let told = run.output_under(&["unshare", "-m", "bash", "-c"], script)?;
     // The run does not wait for mount namespaces that still have the mount.
     assert_is_clean(&run.stop()?)?;
     let output = "net.core.INT = 2500\n2500\n1\n1\n";
@@ -129,7 +129,7 @@ fn judge_order() -> Judgement {
             echo $((turn % 2)) > sys/devices/system/cpu/cpu1/online
         done; kill $watcher; echo 1 > sys/devices/system/cpu/cpu1/online
         cat sys/devices/system/cpu/online";
-    let told = run.tell(script)?;
+    let told = run.output_of(script)?;
     let report = run.stop()?;
     assert_is_clean(&report)?;
     if told.code != Some(0) || !told.errors.is_empty() {

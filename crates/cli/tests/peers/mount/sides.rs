@@ -72,14 +72,14 @@ impl Kernel {
         }
         fs::write(root.path().join("proc/net/softnet_stat"), "")?;
         let kernel = Self { namespace, root };
-        let tried = kernel.tell("true")?;
+        let tried = kernel.output_of("true")?;
         if tried.code == Some(0) { Ok(kernel) } else { Err(tried.errors.into()) }
     }
 
-    pub(super) fn tell(&self, script: &str) -> Result<Told, Failed> {
+    pub(super) fn output_of(&self, script: &str) -> Result<Told, Failed> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", self.namespace.name(), "sh", "-c", Self::SETUP, script]);
-        tell(command, self.root.path(), Self::NUMBER)
+        output_of(command, self.root.path(), Self::NUMBER)
     }
 }
 
@@ -143,15 +143,15 @@ impl Run {
         Ok(run)
     }
 
-    pub(super) fn tell(&self, script: &str) -> Result<Told, Failed> {
-        self.tell_under(&["bash", "-c"], script)
+    pub(super) fn output_of(&self, script: &str) -> Result<Told, Failed> {
+        self.output_under(&["bash", "-c"], script)
     }
 
     /// Runs a script by a given command.
-    pub(super) fn tell_under(&self, command: &[&str], script: &str) -> Result<Told, Failed> {
+    pub(super) fn output_under(&self, command: &[&str], script: &str) -> Result<Told, Failed> {
         let mut whole = Command::new(command[0]);
         whole.args(&command[1..]).arg(script);
-        tell(whole, &self.root, Self::NUMBER)
+        output_of(whole, &self.root, Self::NUMBER)
     }
 
     /// Ends the run in order. Returns its report.
@@ -192,7 +192,7 @@ impl Drop for Run {
     }
 }
 
-fn tell(mut command: Command, root: &Path, number: &str) -> Result<Told, Failed> {
+fn output_of(mut command: Command, root: &Path, number: &str) -> Result<Told, Failed> {
     command.env("T", root).env("INT", number).env("LC_ALL", "C").stdin(Stdio::null());
     Ok(Told::of(&command.output()?, root, number))
 }

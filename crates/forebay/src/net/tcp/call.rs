@@ -1,23 +1,25 @@
 //! Calls that wait.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::is_cpu;
 
+use super::super::options::Timeout;
 use super::super::shared::NetState;
 use super::super::waiting::Deadline;
 use super::wait::{Seen, Wait};
 
 /// Repeats an attempt until it does not block, at most for a time-out. An attempt that would block
-/// tells the number of wake-ups that it has seen. `timeout_ns` of 0 means none.
+/// returns the number of wake-ups that it has seen.
 pub(super) fn wait_for<T>(
-    (shared, wait): (&NetState, &Wait),
-    (is_nonblocking, timeout_ns): (&AtomicBool, &AtomicU64),
+    shared: &NetState,
+    wait: &Wait,
+    is_nonblocking: &AtomicBool,
+    timeout: &Timeout,
     mut attempt: impl FnMut() -> io::Result<Result<T, Seen>>,
 ) -> io::Result<T> {
-    let mut deadline = Deadline::of(timeout_ns);
+    let mut deadline = Deadline::of(timeout);
     let mut has_waited = false;
     loop {
         let seen = match attempt()? {
@@ -43,23 +45,4 @@ pub(super) fn wait_for<T>(
             wait.sleep(seen, deadline.left()?);
         }
     }
-}
-
-/// Time-out as an atomic number, in ns.
-///
-/// # Errors
-/// `InvalidInput` of a time-out of zero, as with `std`.
-pub(super) fn timeout_ns(timeout: Option<Duration>) -> io::Result<u64> {
-    match timeout {
-        None => Ok(0),
-        Some(timeout) if timeout.is_zero() => {
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "a time-out of 0: pass None for none"))
-        }
-        Some(timeout) => Ok(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)),
-    }
-}
-
-/// Time-out that is set; `None` for none.
-pub(super) fn timeout_of(timeout_ns: &AtomicU64) -> Option<Duration> {
-    Some(timeout_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0).map(Duration::from_nanos)
 }

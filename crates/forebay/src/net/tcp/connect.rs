@@ -46,15 +46,17 @@ pub(super) fn begin(
         let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
         let flow = Flow { ours: SocketAddr::new(source, port), theirs };
         let shard = shared.tcp.shard_of(&flow);
-        match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, (mtu_bytes, data), out)) {
+        match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, mtu_bytes, data, out)) {
             Ok((socket, written)) => {
                 let is_mapped = to.is_ipv6() && theirs.is_ipv4();
                 let place = ShardSocket { shard, socket };
                 let stream = TcpStream::of(
                     Arc::clone(shared),
                     place,
-                    (flow, is_mapped),
-                    (reserved, StreamWatch::default()),
+                    flow,
+                    is_mapped,
+                    reserved,
+                    StreamWatch::default(),
                 );
                 // The end of the run resets the connections that it finds.
                 return match shared.has_ended() {
@@ -92,13 +94,14 @@ fn is_link_local(address: IpAddr) -> bool {
 fn open(
     tcp: &mut Tcp,
     flow: &Flow,
-    (mtu_bytes, data): (u32, Option<&[u8]>),
+    mtu_bytes: u32,
+    data: Option<&[u8]>,
     out: &mut TcpOut<'_>,
 ) -> Result<(TcpSocket, usize), TcpError> {
     let (socket, ends) = (tcp.socket()?, (flow.ours, flow.theirs));
     let begun = match data {
         None => tcp.connect(socket, ends, mtu_bytes, out).map(|()| 0),
-        Some(bytes) => tcp.connect_with_data(socket, ends, mtu_bytes, (bytes, false), out),
+        Some(bytes) => tcp.connect_with_data(socket, ends, mtu_bytes, bytes, false, out),
     };
     match begun {
         Ok(written) => Ok((socket, written)),

@@ -10,7 +10,7 @@ use forebay_stack::tcp::{Flow, Found};
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
 
-/// Connections that are told of one hash, at most.
+/// Connections reported for one hash, at most.
 const TOLD_MAX: usize = 16;
 
 impl NetState {
@@ -33,12 +33,12 @@ impl NetState {
             }
             FlowName::Endpoints { ports: None, .. } => Vec::new(),
         };
-        let found = |flow| Some(told(&flow, self.tcp.find(&flow)?));
+        let found = |flow| Some(reported(&flow, self.tcp.find(&flow)?));
         flows.into_iter().filter_map(found).collect()
     }
 }
 
-fn told(flow: &Flow, found: Found) -> FlowConnection {
+fn reported(flow: &Flow, found: Found) -> FlowConnection {
     let (state, words, waits) = match found {
         Found::Connection(info) => (info.state.name(), info.words(), info.waits()),
         Found::Handshake => ("SYN-RECV", Vec::new(), Vec::new()),

@@ -96,7 +96,7 @@ impl Server {
         drop(transmitter);
         packet.hash = FlowHash(client + 1);
         self.segments.push(packet);
-        self.state.receive_segments((&self.on, CpuIndex(0)), &mut self.segments);
+        self.state.receive_segments(&self.on, CpuIndex(0), &mut self.segments);
     }
 
     /// Accepts a connection of a client, which stays idle but for its keep-alive timer.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -21,8 +21,9 @@ use rustix::io::Errno;
 
 use super::super::Net;
 use super::super::endpoint::plain;
+use super::super::options::Timeout;
 use super::super::shared::NetState;
-use super::call::{timeout_ns, timeout_of, wait_for};
+use super::call::wait_for;
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::{ListenerWatch, Polled, Seen, StreamWatch, Watch};
@@ -61,8 +62,7 @@ struct ListenerState {
     queues: Arc<ListenerQueues>,
     polled: Polled,
     is_nonblocking: AtomicBool,
-    /// Time-out of accepts, in ns; 0 for none.
-    accept_timeout_ns: AtomicU64,
+    accept_timeout: Timeout,
     /// Keeps the port from the kernel, if the kernel has one of the devices, too.
     reserved: Option<Reserved>,
 }
@@ -97,10 +97,7 @@ impl TcpListener {
         mut local: SocketAddr,
         how: &ListenOptions,
     ) -> io::Result<Self> {
-        let ip = plain(local).ip();
-        if !ip.is_unspecified() && !shared.is_receivable(ip) {
-            return Err(Errno::ADDRNOTAVAIL.into());
-        }
+        shared.check_local(plain(local).ip())?;
         let reserved = reserve(shared, local, how)?.map(Arc::new);
         if let Some(reserved) = &reserved {
             local.set_port(sys::tcp_reserve::port_of(reserved)?);
@@ -120,8 +117,7 @@ impl TcpListener {
             match listen_everywhere(shared, address, how, ListenerWatch::default()) {
                 Ok(listening) => return Ok(Self::of(shared, address, listening, reserved)),
                 Err(TcpError::AddressInUse) if local.port() == 0 => {}
-                Err(TcpError::AddressInUse) => return Err(Errno::ADDRINUSE.into()),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(refusal(error)),
             }
         }
     }
@@ -132,27 +128,23 @@ impl TcpListener {
         shared: &Arc<NetState>,
         local: SocketAddr,
         how: &ListenOptions,
-        (reserved, readiness): (Reserved, Option<(ReadinessSetter, ReadinessDescriptor)>),
+        reserved: Reserved,
+        readiness: Option<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<Self> {
-        let ip = plain(local).ip();
-        if !ip.is_unspecified() && !shared.is_receivable(ip) {
-            return Err(Errno::ADDRNOTAVAIL.into());
-        }
+        shared.check_local(plain(local).ip())?;
         let watch =
             readiness.map(|(setter, descriptor)| ListenerWatch::with_readiness(setter, descriptor));
-        match listen_everywhere(shared, local, how, watch.unwrap_or_default()) {
-            Ok(listening) => Ok(Self::of(shared, local, listening, Some(reserved))),
-            Err(TcpError::AddressInUse) => Err(Errno::ADDRINUSE.into()),
-            Err(error) => Err(error.into()),
-        }
+        let listening = listen_everywhere(shared, local, how, watch.unwrap_or_default());
+        Ok(Self::of(shared, local, listening.map_err(refusal)?, Some(reserved)))
     }
 
     fn of(
         shared: &Arc<NetState>,
         local: SocketAddr,
-        (sockets, watch, queues): Listening,
+        listening: Listening,
         reserved: Option<Reserved>,
     ) -> Self {
+        let Listening { sockets, watch, queues } = listening;
         Self(Arc::new(ListenerState {
             shared: Arc::clone(shared),
             local,
@@ -161,7 +153,7 @@ impl TcpListener {
             queues,
             polled: Polled::default(),
             is_nonblocking: AtomicBool::default(),
-            accept_timeout_ns: AtomicU64::default(),
+            accept_timeout: Timeout::default(),
             reserved,
         }))
     }
@@ -232,10 +224,8 @@ impl TcpListener {
     }
 
     fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {
-        let ListenerState { shared, watch, is_nonblocking, accept_timeout_ns, .. } = &*self.0;
-        wait_for((shared, &watch.wait), (is_nonblocking, accept_timeout_ns), || {
-            self.try_accept(reserve)
-        })
+        let ListenerState { shared, watch, is_nonblocking, accept_timeout, .. } = &*self.0;
+        wait_for(shared, &watch.wait, is_nonblocking, accept_timeout, || self.try_accept(reserve))
     }
 
     /// Takes a connection on the thread of a CPU, whose turns go on until there is one.
@@ -321,8 +311,8 @@ impl TcpListener {
             if let Ok((socket, flow)) = accepted {
                 let is_mapped = local.is_ipv6() && flow.theirs.is_ipv4();
                 let socket = ShardSocket { shard, socket };
-                let kept = (reserved.clone(), waiters);
-                let stream = TcpStream::of(Arc::clone(shared), socket, (flow, is_mapped), kept);
+                let (shared, reserved) = (Arc::clone(shared), reserved.clone());
+                let stream = TcpStream::of(shared, socket, flow, is_mapped, reserved, waiters);
                 let peer = stream.peer_addr();
                 return Ok(Ok((stream, peer)));
             }
@@ -344,22 +334,21 @@ impl TcpListener {
     /// # Errors
     /// `InvalidInput` of zero.
     pub fn set_accept_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.accept_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
-        Ok(())
+        self.0.accept_timeout.set(timeout)
     }
 
     /// Time-out of [`accept`](Self::accept).
     #[must_use]
     pub fn accept_timeout(&self) -> Option<Duration> {
-        timeout_of(&self.0.accept_timeout_ns)
+        self.0.accept_timeout.get()
     }
 
-    /// Tells pollers of the [descriptor](Self::descriptor) for ever that the listener has ended, before its last handle is
+    /// Notifies pollers of the [descriptor](Self::descriptor) for ever that the listener has ended, before its last handle is
     /// dropped (`shutdown`).
-    pub fn tell_ended(&self) {
+    pub fn notify_ended(&self) {
         let wait = &self.0.watch.wait;
-        if wait.set((true, true), Ended::Both) {
-            wait.tell();
+        if wait.set(true, true, Ended::Both) {
+            wait.notify();
         }
     }
 
@@ -382,11 +371,15 @@ fn reserve(
     if !how.is_reserved || !shared.is_kernels(plain(local).ip()) {
         return Ok(None);
     }
-    sys::tcp_reserve::reserve(local, how.reuse != Reuse::None, how.is_v6_only).map(Some)
+    sys::tcp_reserve::reserve(local, how.reuse.is_shared(), how.is_v6_only).map(Some)
 }
 
 /// Sockets of a listener in all shards, with what they share.
-type Listening = (Vec<ShardSocket>, Arc<ListenerWatch>, Arc<ListenerQueues>);
+struct Listening {
+    sockets: Vec<ShardSocket>,
+    watch: Arc<ListenerWatch>,
+    queues: Arc<ListenerQueues>,
+}
 
 /// Listens on an address in all shards, or in none.
 fn listen_everywhere(
@@ -400,7 +393,7 @@ fn listen_everywhere(
     let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
     let mut sockets = Vec::new();
     for address in std::iter::once(plain(local)).chain(both.then_some(any_v4)) {
-        let reuse_port = (how.reuse != Reuse::None).then_some(ReusePort {
+        let reuse_port = how.reuse.is_shared().then_some(ReusePort {
             cpu: how.cpu.filter(|_| how.reuse == Reuse::ThisCpu),
             is_mapped: local.is_ipv6() && address.is_ipv4(),
         });
@@ -409,7 +402,7 @@ fn listen_everywhere(
             let watch = Watch::Listener(Arc::clone(&watch));
             let listen = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 let socket = tcp.socket()?;
-                let listens = listen((tcp, out), socket, (address, reuse_port), how, queues);
+                let listens = listen(tcp, out, socket, address, reuse_port, how, queues);
                 if listens.is_err() {
                     tcp.close(socket, out)?;
                 }
@@ -424,13 +417,15 @@ fn listen_everywhere(
             }
         }
     }
-    Ok((sockets, watch, queues))
+    Ok(Listening { sockets, watch, queues })
 }
 
 fn listen(
-    (tcp, out): (&mut Tcp, &mut TcpOut<'_>),
+    tcp: &mut Tcp,
+    out: &mut TcpOut<'_>,
     socket: TcpSocket,
-    (address, reuse_port): (SocketAddr, Option<ReusePort>),
+    address: SocketAddr,
+    reuse_port: Option<ReusePort>,
     how: &ListenOptions,
     queues: Arc<ListenerQueues>,
 ) -> Result<(), TcpError> {
@@ -438,6 +433,14 @@ fn listen(
     let options = TcpOptions { rcvbuf: how.rcvbuf, ..tcp.options(socket)? };
     tcp.set_options(socket, options, out)?;
     tcp.listen_with_queues(socket, how.backlog, queues)
+}
+
+/// Error of a listener that may not listen, with the number that the kernel has for it.
+fn refusal(error: TcpError) -> io::Error {
+    match error {
+        TcpError::AddressInUse => Errno::ADDRINUSE.into(),
+        error => error.into(),
+    }
 }
 
 fn close_all(shared: &NetState, sockets: &[ShardSocket]) {

@@ -10,7 +10,7 @@ mod timers; //   when a CPU must look after its shards
 mod explain; //  connections of a flow, for observers
 mod listed; //   listeners and connections, for observers
 mod short; //    writes that wait for memory
-mod wait; //     threads, CPUs and pollers that wait for a socket
+mod wait; //     wake-up of a TCP socket's waiters
 mod call; //     calls that wait
 mod listener; // the public listener
 mod connect; //  opening of connections

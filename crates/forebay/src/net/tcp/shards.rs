@@ -94,13 +94,13 @@ pub(super) struct Shard {
     gathered_by: Option<(CpuIndex, SendMark)>,
 }
 
-/// Waiters to be told when it is dropped: also if a later segment panics.
+/// Waiters to notify when it is dropped: also if a later segment panics.
 #[derive(Default)]
-struct ToTell(Vec<Watch>);
+struct ToNotify(Vec<Watch>);
 
-impl Drop for ToTell {
+impl Drop for ToNotify {
     fn drop(&mut self) {
-        self.0.iter().for_each(Watch::tell);
+        self.0.iter().for_each(Watch::notify);
     }
 }
 
@@ -305,23 +305,23 @@ impl Shard {
         }
     }
 
-    /// Sets the readiness of a socket. Returns its waiters if they are to be told.
+    /// Sets the readiness of a socket. Returns its waiters if they are to be notified.
     fn set_readiness(&self, socket: TcpSocket) -> Option<&Watch> {
         let watch = self.watch_of(socket)?;
         let readiness = self.tcp.readiness(socket).ok()?;
         watch.set(&readiness).then_some(watch)
     }
 
-    /// Sets the readiness of the sockets where it grew. Adds their waiters to those to be told.
-    fn set_ready(&mut self, shard: ShardIndex, to_tell: &mut Vec<Watch>) {
+    /// Sets the readiness of the sockets where it grew. Adds their waiters to those to notify.
+    fn set_ready(&mut self, shard: ShardIndex, to_notify: &mut Vec<Watch>) {
         let mut ready = mem::take(&mut self.ready);
         self.tcp.take_ready(&mut ready);
         for socket in ready.drain(..) {
             if let Some(watch @ Watch::Listener(listener)) = self.watch_of(socket) {
                 listener.push(ShardSocket { shard, socket });
-                to_tell.push(watch.clone());
+                to_notify.push(watch.clone());
             } else {
-                to_tell.extend(self.set_readiness(socket).cloned());
+                to_notify.extend(self.set_readiness(socket).cloned());
             }
         }
         self.ready = ready;
@@ -336,7 +336,7 @@ impl NetState {
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let Work { shard, result, gathered_by, .. } = self.work(index, act);
-        self.finish((index, shard), gathered_by, Vec::new());
+        self.finish(index, shard, gathered_by, Vec::new());
         result
     }
 
@@ -347,8 +347,8 @@ impl NetState {
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let Work { shard, result, gathered_by, .. } = self.work(index, act);
-        let to_tell = shard.set_readiness(socket).cloned().into_iter().collect();
-        self.finish((index, shard), gathered_by, to_tell);
+        let to_notify = shard.set_readiness(socket).cloned().into_iter().collect();
+        self.finish(index, shard, gathered_by, to_notify);
         result
     }
 
@@ -363,7 +363,7 @@ impl NetState {
         if let Ok(socket) = &opened {
             shard.watch(*socket, watch.clone());
         }
-        self.finish((index, shard), gathered_by, Vec::new());
+        self.finish(index, shard, gathered_by, Vec::new());
         self.end_if_over(watch);
         Ok(ShardSocket { shard: index, socket: opened? })
     }
@@ -406,17 +406,18 @@ impl NetState {
         if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
             shard.orphans.push((socket, reserved));
         }
-        self.finish((index, shard), gathered_by, Vec::new());
+        self.finish(index, shard, gathered_by, Vec::new());
     }
 
     /// Processes the segments of a batch, which arrived on a device with this identity, on a CPU.
     pub(in crate::net) fn receive_segments(
         &self,
-        (on, cpu): (&Identity, CpuIndex),
+        on: &Identity,
+        cpu: CpuIndex,
         segments: &mut Vec<Packet>,
     ) {
         let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
-        let mut to_tell = ToTell::default();
+        let mut to_notify = ToNotify::default();
         for packet in segments.drain(..) {
             let hash = packet.hash;
             let flow = self.tcp.hasher.flow_of(&packet);
@@ -430,7 +431,7 @@ impl NetState {
             if let Some(Watch::Stream(stream)) = result.and_then(|socket| shard.watch_of(socket)) {
                 stream.set_hash(hash);
             }
-            self.release(index, shard, &mut to_tell.0);
+            self.release(index, shard, &mut to_notify.0);
             // Even if nothing was gathered: the other one has frames of this CPU now.
             if by != cpu {
                 self.send_gathered(by);
@@ -498,15 +499,16 @@ impl NetState {
     /// Sets the timer, releases the shard, sends, and wakes who waits for what changed.
     fn finish(
         &self,
-        (index, shard): (ShardIndex, MutexGuard<'_, Shard>),
+        index: ShardIndex,
+        shard: MutexGuard<'_, Shard>,
         gathered_by: Option<CpuIndex>,
-        mut to_tell: Vec<Watch>,
+        mut to_notify: Vec<Watch>,
     ) {
-        self.release(index, shard, &mut to_tell);
+        self.release(index, shard, &mut to_notify);
         if let Some(by) = gathered_by {
             self.send_gathered(by);
         }
-        to_tell.iter().for_each(Watch::tell);
+        to_notify.iter().for_each(Watch::notify);
     }
 
     /// Sends what a transmitter has gathered.
@@ -520,9 +522,9 @@ impl NetState {
         &self,
         index: ShardIndex,
         mut shard: MutexGuard<'_, Shard>,
-        to_tell: &mut Vec<Watch>,
+        to_notify: &mut Vec<Watch>,
     ) {
-        shard.set_ready(index, to_tell);
+        shard.set_ready(index, to_notify);
         shard.release_ports();
         self.tcp.timers.set(index, shard.tcp.next_timer_us());
     }

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{fmt, iter};
 
@@ -16,9 +16,10 @@ use forebay_stack::tcp::{
 };
 
 use super::super::Net;
+use super::super::options::Timeout;
 use super::super::shared::NetState;
 use super::super::unbound::try_each;
-use super::call::{timeout_ns, timeout_of, wait_for};
+use super::call::wait_for;
 use super::connect;
 use super::shards::{Reserved, ShardSocket};
 use super::wait::{Polled, StreamWatch, Watch};
@@ -45,9 +46,8 @@ struct StreamState {
     place: ShardSocket,
     watch: Arc<StreamWatch>,
     polled: Polled,
-    /// Time-outs of reads and writes, in ns; 0 for none.
-    read_timeout_ns: AtomicU64,
-    write_timeout_ns: AtomicU64,
+    read_timeout: Timeout,
+    write_timeout: Timeout,
     /// Keeps the port from the kernel, if the kernel has the device, too.
     reserved: Option<Reserved>,
     ends: PackedFlow,
@@ -119,19 +119,21 @@ impl TcpStream {
     pub(super) fn of(
         shared: Arc<NetState>,
         place: ShardSocket,
-        (flow, is_mapped): (Flow, bool),
-        (reserved, watch): (Option<Reserved>, StreamWatch),
+        flow: Flow,
+        is_mapped: bool,
+        reserved: Option<Reserved>,
+        watch: StreamWatch,
     ) -> Self {
         let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
-        watch.wait.tell();
+        watch.wait.notify();
         Self(Arc::new(StreamState {
             shared,
             place,
             watch,
             polled: Polled::default(),
-            read_timeout_ns: AtomicU64::default(),
-            write_timeout_ns: AtomicU64::default(),
+            read_timeout: Timeout::default(),
+            write_timeout: Timeout::default(),
             reserved,
             ends: PackedFlow::of(&flow),
             is_mapped,
@@ -323,8 +325,7 @@ impl TcpStream {
     /// # Errors
     /// `InvalidInput` of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.read_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
-        Ok(())
+        self.0.read_timeout.set(timeout)
     }
 
     /// Sets the time-out of writes.
@@ -332,20 +333,19 @@ impl TcpStream {
     /// # Errors
     /// As [`set_read_timeout`](Self::set_read_timeout).
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.0.write_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
-        Ok(())
+        self.0.write_timeout.set(timeout)
     }
 
     /// Time-out of reads.
     #[must_use]
     pub fn read_timeout(&self) -> Option<Duration> {
-        timeout_of(&self.0.read_timeout_ns)
+        self.0.read_timeout.get()
     }
 
     /// Time-out of writes.
     #[must_use]
     pub fn write_timeout(&self) -> Option<Duration> {
-        timeout_of(&self.0.write_timeout_ns)
+        self.0.write_timeout.get()
     }
 
     /// Descriptor to poll. It is readable and writable as the connection is; nothing can be read from
@@ -429,12 +429,12 @@ impl StreamState {
         mut attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
     ) -> io::Result<T> {
         let wait = &self.watch.wait;
-        let timeout_ns = match kind {
-            CallKind::Open => &AtomicU64::new(0),
-            CallKind::Read => &self.read_timeout_ns,
-            CallKind::Write => &self.write_timeout_ns,
+        let timeout = match kind {
+            CallKind::Open => &Timeout::default(),
+            CallKind::Read => &self.read_timeout,
+            CallKind::Write => &self.write_timeout,
         };
-        wait_for((&self.shared, wait), (&self.is_nonblocking, timeout_ns), || {
+        wait_for(&self.shared, wait, &self.is_nonblocking, timeout, || {
             // First: news that come while the connection is not locked end the sleep.
             let seen = wait.seen();
             let (result, has_room) = self.call(|tcp, out| {

@@ -1,4 +1,6 @@
-//! Threads, CPUs and pollers that wait for a socket.
+//! Wake-up of a TCP socket's waiters: threads blocked in a call, CPUs whose thread waits, and pollers of the socket's
+//! descriptor. Separate from [UDP's](super::super::wake), whose waiters look at a queue that is filled without a lock: here
+//! a shard sets the readiness with its lock held, and waiters are notified of changes once the lock is free.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,7 +40,7 @@ pub(super) struct ListenerWatch {
 
 impl Watch {
     /// Sets what the socket is ready for. Called with its shard locked. Returns true if the waiters
-    /// are to be [told](Self::tell).
+    /// are to be [notified](Self::notify).
     #[must_use]
     pub(super) fn set(&self, readiness: &Readiness) -> bool {
         match self {
@@ -50,21 +52,21 @@ impl Watch {
                     Readiness { peer_closed: true, .. } => Ended::Peer,
                     _ => Ended::Nothing,
                 };
-                stream.wait.set((readiness.readable || gone, readiness.writable || gone), ended)
+                stream.wait.set(readiness.readable || gone, readiness.writable || gone, ended)
             }
             Self::Listener(_) => false,
         }
     }
 
-    /// Tells the waiters. Called without locks: a thread that wakes may take the caller's CPU at once.
-    pub(super) fn tell(&self) {
+    /// Notifies the waiters. Called without locks: a thread that wakes may take the caller's CPU at once.
+    pub(super) fn notify(&self) {
         match self {
-            Self::Stream(stream) => stream.wait.tell(),
-            Self::Listener(listener) => listener.wait.tell(),
+            Self::Stream(stream) => stream.wait.notify(),
+            Self::Listener(listener) => listener.wait.notify(),
         }
     }
 
-    /// Tells that the run has ended: every call returns.
+    /// Notifies the waiters for the last time, as the run has ended: every call returns.
     pub(super) fn end(&self) {
         match self {
             Self::Stream(stream) => stream.wait.end(),
@@ -97,7 +99,7 @@ impl ListenerWatch {
         Self { wait: Wait::with_readiness(setter, descriptor), ..Self::default() }
     }
 
-    /// Adds a connection. The waiters are to be told.
+    /// Adds a connection. The waiters are to be notified.
     pub(super) fn push(&self, listening: ShardSocket) {
         let mut ready = self.ready();
         ready.push_back(listening);
@@ -108,8 +110,8 @@ impl ListenerWatch {
     pub(super) fn pop(&self) -> Result<ShardSocket, Seen> {
         let mut ready = self.ready();
         let first = ready.pop_front();
-        if ready.is_empty() && self.wait.set((false, false), Ended::Nothing) {
-            self.wait.tell();
+        if ready.is_empty() && self.wait.set(false, false, Ended::Nothing) {
+            self.wait.notify();
         }
         first.ok_or_else(|| self.wait.seen())
     }
@@ -129,13 +131,13 @@ impl ListenerWatch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Seen(u32);
 
-/// Number of waiters that are not told yet.
+/// Number of waiters that are still to be notified.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-struct Untold(u16);
+struct Unnotified(u16);
 
-impl Untold {
+impl Unnotified {
     const NOBODY: Self = Self(0);
-    /// So many that all are told.
+    /// So many that all are notified.
     const ALL: Self = Self(u16::MAX);
 
     fn one_more(self) -> Self {
@@ -158,7 +160,7 @@ const _: () = assert!(size_of::<StreamWatch>() <= 40, "TCP-12: waiters of an idl
 struct State {
     wakes: u32,
     sleepers: u32,
-    untold: Untold,
+    unnotified: Unnotified,
     is_readable: bool,
     is_writable: bool,
     /// Sides of the connection that have ended.
@@ -181,10 +183,10 @@ struct Others {
 
 /// Pollers of the socket's descriptor.
 struct Pollers {
-    /// Dropped before the setter, whose end would be told as the connection's.
+    /// Dropped before the setter, whose end would be reported as the connection's.
     descriptor: Arc<ReadinessDescriptor>,
     setter: ReadinessSetter,
-    /// True if the socket was not so for a time of which they are not told yet.
+    /// True if the socket was not so for a time of which they are not notified yet.
     fell_readable: bool,
     fell_writable: bool,
 }
@@ -196,7 +198,7 @@ impl Pollers {
 }
 
 /// Descriptor of a socket's handles, which ends with the last of them: not with the engine's references to its
-/// waiters, since a set of `epoll` would tell of it until then.
+/// waiters, since a set of `epoll` would report it until then.
 #[derive(Default)]
 pub(super) struct Polled(OnceLock<Arc<ReadinessDescriptor>>);
 
@@ -210,9 +212,9 @@ impl Polled {
         Ok(self.0.get_or_init(|| descriptor).as_fd())
     }
 
-    /// Closes the descriptor: nothing is told from then on.
+    /// Closes the descriptor: pollers are not notified from then on.
     pub(super) fn close(&mut self, wait: &Wait) {
-        // Whoever tells has the state locked.
+        // Whoever notifies has the state locked.
         let pollers = wait.state().others.as_mut().and_then(|others| others.pollers.take());
         drop(self.0.take());
         drop(pollers);
@@ -226,9 +228,9 @@ impl Wait {
         Self { state: State { others, ..State::default() }.into(), ..Self::default() }
     }
 
-    /// Sets what the socket is ready for. Returns true if the waiters are to be [told](Self::tell).
+    /// Sets what the socket is ready for. Returns true if the waiters are to be [notified](Self::notify).
     #[must_use]
-    pub(super) fn set(&self, (is_readable, is_writable): (bool, bool), ended: Ended) -> bool {
+    pub(super) fn set(&self, is_readable: bool, is_writable: bool, ended: Ended) -> bool {
         let mut state = self.state();
         if state.has_ended {
             return false;
@@ -254,7 +256,7 @@ impl Wait {
     pub(super) fn lack_memory(&self) -> bool {
         let mut state = self.state();
         let is_new = !state.has_ended && !mem::replace(&mut state.lacks_memory, true);
-        state.tell_pollers();
+        state.notify_pollers();
         is_new
     }
 
@@ -264,7 +266,7 @@ impl Wait {
         state.lacks_memory = false;
         state.wake_all();
         drop(state);
-        self.tell();
+        self.notify();
     }
 
     /// Sets that there is one more thing to take. It is for one waiter: others would find nothing.
@@ -272,15 +274,15 @@ impl Wait {
         let mut state = self.state();
         (state.is_readable, state.is_writable) = (true, false);
         state.wakes = state.wakes.wrapping_add(1);
-        state.untold = state.untold.one_more();
+        state.unnotified = state.unnotified.one_more();
     }
 
-    /// Tells the waiters what was set.
-    pub(super) fn tell(&self) {
+    /// Notifies the waiters of what was set.
+    pub(super) fn notify(&self) {
         let mut state = self.state();
-        state.tell_pollers();
-        let untold = mem::take(&mut state.untold);
-        if untold != Untold::NOBODY
+        state.notify_pollers();
+        let unnotified = mem::take(&mut state.unnotified);
+        if unnotified != Unnotified::NOBODY
             && let Some(others) = &state.others
         {
             others.inline.iter().for_each(|(_, wake)| wake());
@@ -289,9 +291,9 @@ impl Wait {
             return;
         }
         drop(state);
-        match untold {
-            Untold::ALL => self.changed.notify_all(),
-            Untold(count) => (0..count).for_each(|_| self.changed.notify_one()),
+        match unnotified {
+            Unnotified::ALL => self.changed.notify_all(),
+            Unnotified(count) => (0..count).for_each(|_| self.changed.notify_one()),
         }
     }
 
@@ -302,7 +304,7 @@ impl Wait {
         (state.is_readable, state.is_writable) = (true, true);
         state.wake_all();
         drop(state);
-        self.tell();
+        self.notify();
     }
 
     /// Number of wake-ups so far. A waiter gets it before it looks for news, and then sleeps.
@@ -351,7 +353,7 @@ impl Wait {
         let descriptor = Arc::new(descriptor);
         let pollers = Pollers::new(setter, Arc::clone(&descriptor));
         state.others.get_or_insert_default().pollers = Some(pollers);
-        state.tell_pollers();
+        state.notify_pollers();
         Ok(descriptor)
     }
 
@@ -365,13 +367,13 @@ impl State {
         self.others.as_mut()?.pollers.as_mut()
     }
 
-    /// Counts a wake-up of all waiters, who are to be told.
+    /// Counts a wake-up of all waiters, who are to be notified.
     fn wake_all(&mut self) {
         self.wakes = self.wakes.wrapping_add(1);
-        self.untold = Untold::ALL;
+        self.unnotified = Unnotified::ALL;
     }
 
-    fn tell_pollers(&mut self) {
+    fn notify_pollers(&mut self) {
         let is_writable = self.is_writable && (!self.lacks_memory || self.has_ended);
         let (is_readable, ended) = (self.is_readable, self.ended);
         let Some(pollers) = self.pollers() else { return };
@@ -425,8 +427,8 @@ mod tests {
             drop(programs);
             polled.close(&watch.wait);
             // The engine has the waiters until the end of a batch.
-            assert!(watch.wait.set((true, true), Ended::Failed));
-            watch.wait.tell();
+            assert!(watch.wait.set(true, true, Ended::Failed));
+            watch.wait.notify();
             assert_eq!(event(&epoll), None);
             drop(watch);
             assert_eq!(event(&epoll), None);
@@ -441,16 +443,16 @@ mod tests {
         add(&epoll, polled.descriptor(&wait).unwrap(), EventData::new_u64(0), edges).unwrap();
         let edge = || event(&epoll);
         let (both, ended) = (EventFlags::IN | EventFlags::OUT, Ended::Nothing);
-        assert!(wait.set((true, true), ended));
-        wait.tell();
+        assert!(wait.set(true, true, ended));
+        wait.notify();
         assert_eq!(edge(), Some(both));
-        for fallen in [(false, true), (true, false), (false, false)] {
-            wait.tell();
+        for (is_readable, is_writable) in [(false, true), (true, false), (false, false)] {
+            wait.notify();
             assert_eq!(edge(), None, "nothing is new");
-            assert!(wait.set(fallen, ended));
-            assert!(wait.set((true, true), ended));
-            wait.tell();
-            assert_eq!(edge(), Some(both), "{fallen:?}");
+            assert!(wait.set(is_readable, is_writable, ended));
+            assert!(wait.set(true, true, ended));
+            wait.notify();
+            assert_eq!(edge(), Some(both), "{is_readable} {is_writable}");
         }
     }
 }

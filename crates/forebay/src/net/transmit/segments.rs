@@ -10,7 +10,7 @@ use forebay_stack::network::compose::{LinkAddresses, emit_link};
 
 use super::super::neighbours::{Hop, WayBack};
 use super::super::shared::NetState;
-use super::Transmitter;
+use super::{SendPath, Transmitter};
 
 /// Segments that wait for the kernel to resolve their next hop, at most.
 const UNRESOLVED_MAX: usize = 64;
@@ -58,11 +58,8 @@ impl Transmitter {
                 Some(device) => {
                     let on = routes.identity(device);
                     match back.filter(|back| back.leads_to(destination, &on)) {
-                        Some(back) => self.gather_back((device, &on), packet, back),
-                        None => {
-                            let path = ((device, on.as_ref()), destination);
-                            self.gather_segment(path, packet, state);
-                        }
+                        Some(back) => self.gather_back(device, &on, packet, back),
+                        None => self.gather_segment(device, &on, destination, packet, state),
                     }
                 }
                 None => {
@@ -75,20 +72,23 @@ impl Transmitter {
 
     pub(super) fn gather_back(
         &mut self,
-        (device, on): (usize, &Identity),
+        device: usize,
+        on: &Identity,
         mut packet: Packet,
         back: WayBack,
     ) {
-        let path = &mut self.paths[device];
-        let out = (&mut self.pool, &mut path.gathered);
-        emit_link(&mut packet, path.neighbours.hop_of_answer(on, self.now_ns, back, out));
+        let SendPath { neighbours, gathered, .. } = &mut self.paths[device];
+        let hop = neighbours.hop_of_answer(on, self.now_ns, back, &mut self.pool, gathered);
+        emit_link(&mut packet, hop);
         self.add(device, packet);
     }
 
     /// Gathers a segment, behind those that have waited for the same next hop.
     fn gather_segment(
         &mut self,
-        ((device, on), destination): ((usize, &Identity), IpAddr),
+        device: usize,
+        on: &Identity,
+        destination: IpAddr,
         packet: Packet,
         state: &NetState,
     ) {
@@ -96,25 +96,24 @@ impl Transmitter {
         let waiting = self.unresolved.iter().position(is_of);
         // The kernel is asked once for all segments of a call.
         let is_unknown = waiting.is_some_and(|at| self.unresolved[at].looked_ns == self.now_ns);
-        let hop = if is_unknown { Hop::Unknown } else { self.hop_of((device, on), destination) };
+        let hop = if is_unknown { Hop::Unknown } else { self.hop_of(device, on, destination) };
         if hop == Hop::Unknown {
             return self.await_hop(device, destination, packet, state);
         }
         if let Some(at) = waiting {
             let earlier = self.unresolved.remove(at).packets;
-            earlier.into_iter().for_each(|earlier| self.gather_by(hop, (device, on), earlier));
+            earlier.into_iter().for_each(|earlier| self.gather_by(hop, device, on, earlier));
         }
-        self.gather_by(hop, (device, on), packet);
+        self.gather_by(hop, device, on, packet);
     }
 
-    fn hop_of(&mut self, (device, on): (usize, &Identity), destination: IpAddr) -> Hop {
-        let path = &mut self.paths[device];
-        let out = (&mut self.pool, &mut path.gathered);
-        path.neighbours.hop_to(destination, on, self.now_ns, out)
+    fn hop_of(&mut self, device: usize, on: &Identity, destination: IpAddr) -> Hop {
+        let SendPath { neighbours, gathered, .. } = &mut self.paths[device];
+        neighbours.hop_to(destination, on, self.now_ns, &mut self.pool, gathered)
     }
 
     /// Gathers a segment for a next hop, or lets it wait there.
-    fn gather_by(&mut self, hop: Hop, (device, on): (usize, &Identity), mut packet: Packet) {
+    fn gather_by(&mut self, hop: Hop, device: usize, on: &Identity, mut packet: Packet) {
         match hop {
             Hop::Known(link_addresses) => {
                 emit_link(&mut packet, link_addresses);
@@ -197,7 +196,7 @@ impl Transmitter {
                 continue;
             }
             let on = state.routes().identity(device);
-            match self.hop_of((device, &on), destination) {
+            match self.hop_of(device, &on, destination) {
                 Hop::Unknown if interval_ns < LAST_LOOK_NS => {
                     let waiting = &mut self.unresolved[at];
                     waiting.interval_ns *= 2;
@@ -210,7 +209,7 @@ impl Transmitter {
                 }
                 hop => {
                     let waiting = self.unresolved.remove(at).packets;
-                    waiting.into_iter().for_each(|it| self.gather_by(hop, (device, &on), it));
+                    waiting.into_iter().for_each(|it| self.gather_by(hop, device, &on, it));
                 }
             }
         }

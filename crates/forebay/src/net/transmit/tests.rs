@@ -72,7 +72,7 @@ impl Rig {
 
 fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: DeviceNeighbours) -> TransmitQueue {
     let ids = Arc::new(FragmentIds::new([1; 16]));
-    TransmitQueue::new((pool(frames), ids, Clock::machine()), vec![(sink, neighbours)])
+    TransmitQueue::new(pool(frames), ids, Clock::machine(), vec![(sink, neighbours)])
 }
 
 fn flush(queue: &TransmitQueue) -> Flushed {
@@ -99,7 +99,7 @@ fn gather(
 ) -> io::Result<Gathered> {
     let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
     let marks = SentMarks { gso_size, may_fragment: gso_size == 0, ..SentMarks::default() };
-    transmitter.gather(0, on, (between, None), (&vec![7; len], marks))
+    transmitter.gather(0, on, between, None, &vec![7; len], marks)
 }
 
 fn errno(result: io::Result<Gathered>) -> Option<Errno> {
@@ -180,7 +180,7 @@ fn udp_14_wait_begins_with_the_send() {
     let mut learned = learned.lock().unwrap();
     // As long after the last send as an unanswered packet waits.
     let now_ns = idle_since_ns + 3_010_000_000;
-    learned.tick(&rig.on, now_ns, (&mut pool(8), &mut asks), &mut dropped);
+    learned.tick(&rig.on, now_ns, &mut pool(8), &mut asks, &mut dropped);
     assert_eq!((asks.len(), dropped.len()), (1, 0), "asked again");
     learned.hear(&answer(), now_ns, &mut released);
     assert_eq!(released.len(), 1);
@@ -245,7 +245,7 @@ fn tcp_13_answers_go_back_as_they_came() {
     let other_device = Identity { mac: Some(THEIRS), ..rig.on.clone() };
     assert!(!back.leads_to(theirs, &other_device));
 
-    rig.queue.transmitter().gather_back((0, &rig.on), answer, back);
+    rig.queue.transmitter().gather_back(0, &rig.on, answer, back);
     rig.flush();
     let sent = rig.sink.take();
     let [_solicitation, sent] = &sent[..] else { panic!("{sent:?}") };
@@ -274,7 +274,7 @@ fn tcp_13_spoofed_segments_solicit_few() {
         let link_addresses = LinkAddresses { from, to: [2, 9, 9, 9, high, low] };
         let packet = plain.sink.take().remove(0);
         let back = WayBack { source, link_addresses };
-        rig.queue.transmitter().gather_back((0, &rig.on), packet, back);
+        rig.queue.transmitter().gather_back(0, &rig.on, packet, back);
         rig.flush();
         for sent in rig.sink.take() {
             match sent.frame.data()[..6] == link_addresses.to {

@@ -127,7 +127,8 @@ pub(super) enum Added {
 impl HeldFragments {
     /// Creates one of `shards` shards.
     pub(super) fn new(
-        (network, limits): (Network, ReassemblyLimits),
+        network: Network,
+        limits: ReassemblyLimits,
         hasher: SipHasher13,
         usage: Arc<Usage>,
         shards: u32,
@@ -153,7 +154,8 @@ impl HeldFragments {
     pub(super) fn add(
         &mut self,
         packet: Packet,
-        (fragment, now_ns): (&FragmentPart, u64),
+        fragment: &FragmentPart,
+        now_ns: u64,
         others: &Others<'_>,
         given_up: &mut GivenUp,
     ) -> Added {

@@ -105,7 +105,7 @@ impl Shards {
         let usage = Arc::new(Usage::default());
         let of = u32::try_from(count).unwrap_or(u32::MAX);
         let shard =
-            |_| Mutex::new(HeldFragments::new((network, limits), hasher, Arc::clone(&usage), of));
+            |_| Mutex::new(HeldFragments::new(network, limits, hasher, Arc::clone(&usage), of));
         let shards = (0..count).map(shard).collect();
         Self { network, hasher, usage, shards }
     }
@@ -114,7 +114,8 @@ impl Shards {
     pub(super) fn add(
         &self,
         packet: Packet,
-        (fragment, now_ns): (&FragmentPart, u64),
+        fragment: &FragmentPart,
+        now_ns: u64,
         given_up: &mut GivenUp,
     ) -> Added {
         let hash = self.hasher.hash(&source_prefix(self.network, &fragment.key));
@@ -126,7 +127,7 @@ impl Shards {
         };
         let mut held = lock(own);
         held.expire(now_ns, given_up);
-        held.add(packet, (fragment, now_ns), &Others { before, behind }, given_up)
+        held.add(packet, fragment, now_ns, &Others { before, behind }, given_up)
     }
 
     /// Drops timed-out datagrams, in shards whose lock is free.

@@ -138,7 +138,7 @@ impl Bindings {
         };
         let firsts = new.addresses().flat_map(beside).filter_map(|spot| spot.all.first_key_value());
         let (_, first) = firsts.min_by_key(|(looked_at, _)| **looked_at)?;
-        let is_shared = first.binding.is_shared() && new.is_shared();
+        let is_shared = first.binding.reuse.is_shared() && new.reuse.is_shared();
         (!is_shared).then_some(first.binding.id)
     }
 
@@ -160,7 +160,7 @@ impl Bindings {
         let of_port = table.all.get(port).cloned().unwrap_or_default();
         let of_port = of_port.with(id.slot(), now.cloned());
         table.all = table.all.with(port, (!of_port.is_empty()).then_some(of_port));
-        if of.binding.remote.is_none() || of.binding.is_shared() {
+        if of.binding.remote.is_none() || of.binding.reuse.is_shared() {
             let old = table.unconnected.get(port).map_or(&[][..], Few::as_slice);
             let mut unconnected = old.to_vec();
             for address in of.binding.addresses() {

@@ -168,7 +168,7 @@ impl Connection {
                     if let Some((start, end)) = duplicate {
                         self.report_duplicate(start, end, cx);
                     }
-                    self.grow_window(segment.payload_len, (truesize, truesize), cx);
+                    self.grow_window(segment.payload_len, truesize, truesize, cx);
                 }
             }
             Queued::Duplicate(payload) => {
@@ -279,7 +279,7 @@ impl Connection {
         self.delayed.note_data(cx.now_us, self.receive.window, self.rtt.rto_us());
         self.note_mark(segment);
         if segment.payload_len >= SMALL_BYTES {
-            self.grow_window(segment.payload_len, (truesize, 0), cx);
+            self.grow_window(segment.payload_len, truesize, 0, cx);
         }
     }
 

@@ -72,9 +72,9 @@ pub(in crate::tcp) struct FastConnect<'a> {
     pub(in crate::tcp) option: Option<CookieOption>,
     /// Segment size that the server announced before.
     pub(in crate::tcp) mss: Option<u16>,
-    /// Data, of which as many go with the SYN as fit.
+    /// Data to send, as many as fit with the SYN.
     pub(in crate::tcp) bytes: &'a [u8],
-    /// False without a cookie where one is needed: the SYN has no data.
+    /// True if data may go with the SYN: a cookie is known, or none is needed, and Fast Open does not pause.
     pub(in crate::tcp) takes_data: bool,
     /// True if the caller waits to write the rest.
     pub(in crate::tcp) waits: bool,
@@ -92,15 +92,17 @@ impl Connection {
     }
 
     /// True of a connection that the application had accepted, and the peer has reset.
-    pub(in crate::tcp) fn was_reset_at_once(&self) -> bool {
+    pub(in crate::tcp) fn was_reset_after_accept(&self) -> bool {
         self.opening.has(Opening::ACCEPTED) && self.error == Some(TcpError::Reset)
     }
 
-    /// Connection of a SYN that is believed: takes its data, and sends the SYN-ACK (`tcp_fastopen_create_child`).
-    pub(in crate::tcp) fn accept_at_once(
+    /// Creates the connection of a SYN whose cookie is valid, or that needs none: takes its data, and sends the SYN-ACK
+    /// (`tcp_fastopen_create_child`).
+    pub(in crate::tcp) fn accept_fast_open(
         begin: &Begin,
         accepted: &Accepted,
-        (packet, segment): (Packet, &Segment),
+        packet: Packet,
+        segment: &Segment,
         cookie: Option<&CookieOption>,
         cx: &mut Context<'_>,
     ) -> Self {
@@ -289,19 +291,17 @@ impl Connection {
         }
     }
 
-    /// True of a client's whose SYN is sent with the first data.
+    /// True of a client's connection whose SYN is sent with the first data.
     pub(in crate::tcp) fn waits_for_data(&self) -> bool {
         self.opening.has(Opening::WAITS_FOR_DATA)
     }
 
-    /// Has the SYN wait for data, which need no cookie if so.
-    pub(in crate::tcp) fn await_data(&mut self, no_cookie: bool) {
-        if no_cookie {
-            self.opening.note(Opening::NO_COOKIE);
-        }
+    /// Lets data go with the SYN of a client's connection without a cookie.
+    pub(in crate::tcp) fn allow_no_cookie(&mut self) {
+        self.opening.note(Opening::NO_COOKIE);
     }
 
-    /// True of a client's that needs no cookie.
+    /// True of a client's connection whose SYN may have data without a cookie.
     pub(in crate::tcp) fn needs_no_cookie(&self) -> bool {
         self.opening.has(Opening::NO_COOKIE)
     }
@@ -376,7 +376,7 @@ impl Connection {
         let cookie = offer.filter(|offer| !offer.cookie.is_request());
         // Without the option, it is the default (RFC 7413, section 4.1.3.1).
         let mss = segment.options.mss.unwrap_or_else(|| self.flow().default_mss());
-        cx.fast_open.learn(&self.flow(), Some(mss), (cookie, refused), cx.now_us);
+        cx.fast_open.learn(&self.flow(), Some(mss), cookie, refused, cx.now_us);
         if !self.sent.is_empty() {
             cx.counters.fast_open_active_fail.add(1);
             self.resend_syn_data(cx);

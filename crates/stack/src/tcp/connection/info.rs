@@ -273,13 +273,14 @@ impl Connection {
             window_scales: agreed.scales,
         };
         if self.state == State::SynSent {
-            self.tell_opening(&mut info);
+            self.report_opening(&mut info);
         }
         info
     }
 
-    /// Tells of a SYN what the kernel does: nothing of the peer is known, and one that was sent again counts as lost.
-    fn tell_opening(&self, info: &mut TcpInfo) {
+    /// Reports a connection whose SYN is not answered, as the kernel does: nothing of the peer is known, and a SYN that
+    /// was sent again counts as lost.
+    fn report_opening(&self, info: &mut TcpInfo) {
         info.receive_mss_bytes = SEGMENT_MIN;
         info.announced_mss_bytes = self.announced_mss();
         if self.recovery.retransmits > 0 {

@@ -170,7 +170,7 @@ impl Connection {
         let marks = Marks { is_syn: true, ..Marks::default() };
         self.record_sent(self.send.initial, end, marks, cx);
         let len_bytes = self.put_into_syn(fast, cx);
-        self.transmit_syn((fast.option.as_ref(), len_bytes), cx);
+        self.transmit_syn(fast.option.as_ref(), len_bytes, cx);
         self.timers.set_retransmit(cx.now_us + self.rtt.rto_us());
         len_bytes as usize
     }
@@ -405,8 +405,9 @@ impl Connection {
         self.send.last_data_us = cx.now_us;
         let announced = self.announced_payload();
         let mss = announced.min(self.send.mss);
-        let sizes = (self.receive.window, announced, self.agreed.receive_scale());
-        self.receive.buffer.begin(self.receive.next, sizes, cx.now_us);
+        let (next, window) = (self.receive.next, self.receive.window);
+        let scale = self.agreed.receive_scale();
+        self.receive.buffer.begin(next, window, announced, scale, cx.now_us);
         if self.options.rare.sndbuf.is_none() {
             self.expand_send_buffer(cx);
         }

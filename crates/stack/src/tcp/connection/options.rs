@@ -2,7 +2,7 @@
 
 use std::num::{NonZeroU8, NonZeroU32};
 
-use super::super::config::{Algorithm, SECOND, TcpOptions};
+use super::super::config::{Algorithm, TcpOptions};
 use super::super::on_demand::{Initial, OnDemand};
 
 /// Options of a connection; see [`TcpOptions`].
@@ -39,22 +39,26 @@ pub(super) struct RareOptions {
 }
 
 impl RareOptions {
-    const DEFAULT: Self = Self {
-        keepalive_idle_us: 7200 * SECOND,
-        keepalive_interval_us: 75 * SECOND,
-        keepalive_probes: 9,
-        user_timeout_us: 0,
-        linger_s: None,
-        rcvbuf: None,
-        sndbuf: None,
-        max_segment: None,
-        window_clamp: None,
-        fin_timeout_us: None,
-        syn_retries: None,
-        defer_retries: 0,
-        unsent_limit: None,
-        quick_acks: true,
-    };
+    const DEFAULT: Self = Self::of(&TcpOptions::DEFAULT);
+
+    const fn of(options: &TcpOptions) -> Self {
+        Self {
+            keepalive_idle_us: options.keepalive_idle_us,
+            keepalive_interval_us: options.keepalive_interval_us,
+            keepalive_probes: options.keepalive_probes,
+            user_timeout_us: options.user_timeout_us,
+            linger_s: options.linger_s,
+            rcvbuf: options.rcvbuf,
+            sndbuf: options.sndbuf,
+            max_segment: options.max_segment,
+            window_clamp: options.window_clamp,
+            fin_timeout_us: options.fin_timeout_us,
+            syn_retries: options.syn_retries,
+            defer_retries: options.defer_retries,
+            unsent_limit: options.unsent_limit,
+            quick_acks: options.quick_acks,
+        }
+    }
 }
 
 impl Default for RareOptions {
@@ -127,27 +131,6 @@ impl ConnectionOptions {
             ttl: self.ttl,
             tells_path_errors: self.tells_path_errors,
             unsent_limit: rare.unsent_limit,
-        }
-    }
-}
-
-impl RareOptions {
-    fn of(options: &TcpOptions) -> Self {
-        Self {
-            keepalive_idle_us: options.keepalive_idle_us,
-            keepalive_interval_us: options.keepalive_interval_us,
-            keepalive_probes: options.keepalive_probes,
-            user_timeout_us: options.user_timeout_us,
-            linger_s: options.linger_s,
-            rcvbuf: options.rcvbuf,
-            sndbuf: options.sndbuf,
-            max_segment: options.max_segment,
-            window_clamp: options.window_clamp,
-            fin_timeout_us: options.fin_timeout_us,
-            syn_retries: options.syn_retries,
-            defer_retries: options.defer_retries,
-            unsent_limit: options.unsent_limit,
-            quick_acks: options.quick_acks,
         }
     }
 }

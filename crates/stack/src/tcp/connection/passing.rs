@@ -1,4 +1,4 @@
-//! Connections that nobody has accepted, as another process may go on with them.
+//! Connections that nobody has accepted, in a form in which another process can continue them.
 
 use super::super::passed::{PASSED_BYTES_MAX, PassedConnection};
 use super::{Connection, State};

@@ -1,4 +1,4 @@
-//! Round trip as a receiver sees it, who sends no data that would be acknowledged (`rcv_rtt_est`).
+//! Round trip of a connection that only receives, and so gets no ACKs to measure by (`rcv_rtt_est`).
 
 use super::super::config::us_u32;
 use super::super::seq::Seq;

@@ -45,18 +45,18 @@ impl Connection {
         let (flags, ecn) = self.flags_of(&tail, len_bytes);
         // As the kernel: the receiver's GRO need not wait for more.
         let flags = flags.with(Flags::PSH);
-        self.transmit(head.seq, (len_bytes, head.end - head.seq), flags, ecn, cx)
+        self.transmit(head.seq, len_bytes, head.end - head.seq, flags, ecn, cx)
     }
 
     /// Sends a segment of the scoreboard. Returns false if no frame was free.
     pub(super) fn transmit_sent(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
         let Some(&sent) = self.sent.at(index) else { return false };
         if sent.marks.is_syn {
-            return self.transmit_syn((None, 0), cx);
+            return self.transmit_syn(None, 0, cx);
         }
         let len_bytes = sent.payload_bytes();
         let (flags, ecn) = self.flags_of(&sent, len_bytes);
-        self.transmit(sent.seq, (len_bytes, len_bytes), flags, ecn, cx)
+        self.transmit(sent.seq, len_bytes, len_bytes, flags, ecn, cx)
     }
 
     /// Flags of a segment, and its ECN field.
@@ -79,7 +79,8 @@ impl Connection {
     /// SYN or SYN-ACK. The first SYN may have data, and an option of Fast Open.
     pub(super) fn transmit_syn(
         &mut self,
-        (fast_open, len_bytes): (Option<&CookieOption>, u32),
+        fast_open: Option<&CookieOption>,
+        len_bytes: u32,
         cx: &mut Context<'_>,
     ) -> bool {
         let is_answer = self.state != State::SynSent;
@@ -144,7 +145,8 @@ impl Connection {
     fn transmit(
         &mut self,
         seq: Seq,
-        (len_bytes, size_bytes): (u32, u32),
+        len_bytes: u32,
+        size_bytes: u32,
         mut flags: Flags,
         ecn: u8,
         cx: &mut Context<'_>,
@@ -214,7 +216,7 @@ impl Connection {
         if matches!(self.state, State::Closed | State::SynSent) {
             return;
         }
-        if !self.transmit(self.acceptable_seq(), (0, 0), Flags::ACK, 0, cx) {
+        if !self.transmit(self.acceptable_seq(), 0, 0, Flags::ACK, 0, cx) {
             cx.counters.no_frame.add(1);
             let wait_us = self.delayed.schedule_again();
             self.timers.set_delayed_ack(cx.now_us + wait_us);
@@ -236,13 +238,13 @@ impl Connection {
 
     /// Sends an ACK with a number that was used before, which the peer must answer.
     pub(super) fn send_empty(&mut self, seq: Seq, cx: &mut Context<'_>) {
-        self.transmit(seq, (0, 0), Flags::ACK, 0, cx);
+        self.transmit(seq, 0, 0, Flags::ACK, 0, cx);
     }
 
     /// Sends a reset (`tcp_send_active_reset`).
     pub(super) fn send_reset(&mut self, cx: &mut Context<'_>) {
         cx.counters.out_rsts.add(1);
-        self.transmit(self.acceptable_seq(), (0, 0), Flags::RST.with(Flags::ACK), 0, cx);
+        self.transmit(self.acceptable_seq(), 0, 0, Flags::RST.with(Flags::ACK), 0, cx);
     }
 }
 

@@ -159,7 +159,9 @@ impl ReceiveWindow {
     pub(super) fn begin(
         &mut self,
         next: Seq,
-        (window, announced_mss, scale): (u32, u32, u8),
+        window: u32,
+        announced_mss: u32,
+        scale: u8,
         now_us: u64,
     ) {
         (self.measured_from, self.measured_us) = (next, now_us);
@@ -175,7 +177,7 @@ impl ReceiveWindow {
 
     /// Grows the window after a packet, as far as the buffer has room for packets of this kind
     /// (`tcp_grow_window`). Returns true if it grew.
-    fn grow(&mut self, (len, truesize): (u32, u32), free: u32, sizes: Sizes) -> bool {
+    fn grow(&mut self, len: u32, truesize: u32, free: u32, sizes: Sizes) -> bool {
         let Sizes { mss, segment, largest_memory } = sizes;
         let room = free.min(self.clamp).saturating_sub(self.threshold);
         let grown = if self.of_memory(truesize) <= len {
@@ -260,12 +262,12 @@ impl Connection {
         self.receive.buffer.round_trip.note_data(next, window, now_us);
     }
 
-    /// Lets the window grow after a packet with `len` bytes of payload.
-    /// Of its memory, `uncharged` bytes do not count yet.
+    /// Lets the window grow after a packet with `len` bytes of payload. Of its memory, `uncharged` bytes do not count yet.
     pub(super) fn grow_window(
         &mut self,
         len: u32,
-        (truesize, uncharged): (u32, u32),
+        truesize: u32,
+        uncharged: u32,
         cx: &Context<'_>,
     ) {
         if cx.memory.is_tight {
@@ -279,7 +281,7 @@ impl Connection {
         let queued = self.receive.queue.truesize().saturating_sub(uncharged);
         let buffer = &self.receive.buffer;
         let free = buffer.of_memory(buffer.bytes.saturating_sub(queued));
-        if self.receive.buffer.grow((len, truesize), free, sizes) {
+        if self.receive.buffer.grow(len, truesize, free, sizes) {
             self.delayed.raise_quick_by_growth();
         }
     }

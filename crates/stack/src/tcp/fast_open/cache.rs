@@ -1,9 +1,8 @@
-//! Cookies that servers gave this host, in a cache that all who open connections share (`tcp_metrics.c`). Nobody waits for
-//! the cache: who reads an entry while another one writes it finds none there.
+//! Cookies that servers gave this host, in a cache that all shards share (`tcp_metrics.c`). No access waits: a reader
+//! takes an entry that another thread is writing for an empty one.
 
 use std::fmt;
 use std::hash::Hasher;
-use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -11,6 +10,7 @@ use siphasher::sip::SipHasher24;
 
 use super::super::flow::Flow;
 use super::cookie::{COOKIE_BYTES_MAX, Cookie, CookieOption};
+use super::{address_hash, clock_second};
 
 /// Pairs of addresses that are remembered, at most; one more replaces that of its set that was learned first.
 pub(super) const ENTRIES_MAX: usize = 1024;
@@ -20,7 +20,7 @@ const MAX_DOUBLINGS: u32 = 6;
 
 /// Facts about servers: their cookies, and segment sizes.
 pub struct FastOpenCache {
-    key: [u8; 16],
+    secret: [u8; 16],
     /// None before the first fact.
     entries: OnceLock<Box<[Entry]>>,
     /// Times that a path swallowed SYNs with data, and the last such time, in µs.
@@ -61,7 +61,7 @@ impl FastOpenCache {
     #[must_use]
     pub fn new(secret: [u8; 16]) -> Self {
         Self {
-            key: secret,
+            secret,
             entries: OnceLock::new(),
             black_holes: AtomicU32::new(0),
             black_hole_us: AtomicU64::new(0),
@@ -70,7 +70,7 @@ impl FastOpenCache {
 
     /// Facts about the server of a flow.
     pub(in crate::tcp) fn find(&self, flow: &Flow) -> Option<Server> {
-        let (key, set) = (self.key_of(flow), self.entries.get()?);
+        let (key, set) = (self.entry_key(flow), self.entries.get()?);
         let set = set.get(set_of(key)..)?.get(..WAYS)?;
         set.iter().find_map(|entry| self.load(entry, Some(key)))
     }
@@ -80,10 +80,11 @@ impl FastOpenCache {
         &self,
         flow: &Flow,
         mss: Option<u16>,
-        (cookie, refused): (Option<CookieOption>, Refused),
+        cookie: Option<CookieOption>,
+        refused: Refused,
         now_us: u64,
     ) {
-        let key = self.key_of(flow);
+        let key = self.entry_key(flow);
         let entries = self
             .entries
             .get_or_init(|| std::iter::repeat_with(Entry::default).take(ENTRIES_MAX).collect());
@@ -94,7 +95,7 @@ impl FastOpenCache {
             None => {
                 let age = |entry: &Entry| {
                     let learned_s = self.load(entry, None).map(|server| server.learned_s);
-                    learned_s.map_or(u32::MAX, |at_s| seconds(now_us).wrapping_sub(at_s))
+                    learned_s.map_or(u32::MAX, |at_s| clock_second(now_us).wrapping_sub(at_s))
                 };
                 let Some(oldest) = set.iter().max_by_key(|entry| age(entry)) else { return };
                 (oldest, Server::default())
@@ -106,7 +107,7 @@ impl FastOpenCache {
         } else if server.cookie.is_none() {
             server.refused = server.refused.max(refused);
         }
-        server.learned_s = seconds(now_us);
+        server.learned_s = clock_second(now_us);
         let words = server.words(key);
         let check = self.check_of(&words);
         for (place, word) in entry.0.iter().zip(words.into_iter().chain([check])) {
@@ -121,19 +122,13 @@ impl FastOpenCache {
         (is_it && check == self.check_of(&[of, c0, c1, rest])).then(|| Server::of([c0, c1, rest]))
     }
 
-    fn key_of(&self, flow: &Flow) -> u64 {
-        let mut hasher = SipHasher24::new_with_key(&self.key);
-        for end in [flow.ours, flow.theirs] {
-            match end.ip() {
-                IpAddr::V4(address) => hasher.write(&address.octets()),
-                IpAddr::V6(address) => hasher.write(&address.octets()),
-            }
-        }
-        hasher.finish()
+    /// Key of the entry for the server of a flow.
+    fn entry_key(&self, flow: &Flow) -> u64 {
+        address_hash(&self.secret, flow.ours.ip(), flow.theirs.ip())
     }
 
     fn check_of(&self, words: &[u64; WORDS - 1]) -> u64 {
-        let mut hasher = SipHasher24::new_with_key(&self.key);
+        let mut hasher = SipHasher24::new_with_key(&self.secret);
         words.iter().for_each(|word| hasher.write_u64(*word));
         hasher.finish()
     }
@@ -207,10 +202,6 @@ fn set_of(key: u64) -> usize {
     usize::try_from(key % sets).unwrap_or(0) * WAYS
 }
 
-fn seconds(now_us: u64) -> u32 {
-    u32::try_from((now_us / 1_000_000) & u64::from(u32::MAX)).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,15 +222,15 @@ mod tests {
     fn tcp_50_cache_keeps_what_was_learned() {
         let cache = FastOpenCache::new([3; 16]);
         assert_eq!(cache.find(&flow(1)), None);
-        cache.learn(&flow(1), Some(1460), (None, Refused::Standard), 0);
+        cache.learn(&flow(1), Some(1460), None, Refused::Standard, 0);
         let server = cache.find(&flow(1)).unwrap();
         assert_eq!((server.mss, server.refused), (Some(1460), Refused::Standard));
         assert_eq!(server.cookie, None);
         for byte in 1..9 {
-            cache.learn(&flow(1), None, (cookie(byte), Refused::Neither), 5_000_000);
+            cache.learn(&flow(1), None, cookie(byte), Refused::Neither, 5_000_000);
             assert_eq!(cache.find(&flow(1)).unwrap().cookie, cookie(byte));
         }
-        cache.learn(&flow(1), Some(940), (None, Refused::Both), 6_000_000);
+        cache.learn(&flow(1), Some(940), None, Refused::Both, 6_000_000);
         let server = cache.find(&flow(1)).unwrap();
         assert_eq!((server.mss, server.cookie), (Some(940), cookie(8)));
         assert_eq!(server.refused, Refused::Standard, "a server with a cookie refuses nothing");
@@ -254,7 +245,8 @@ mod tests {
             cache.learn(
                 &flow(host),
                 Some(1000),
-                (cookie(1), Refused::Neither),
+                cookie(1),
+                Refused::Neither,
                 u64::from(host) * 1_000_000,
             );
             assert!(cache.find(&flow(host)).is_some(), "the newest is known");
@@ -269,7 +261,7 @@ mod tests {
     #[test]
     fn tcp_50_torn_entries_are_not_believed() {
         let cache = FastOpenCache::new([3; 16]);
-        cache.learn(&flow(1), Some(1460), (cookie(1), Refused::Neither), 0);
+        cache.learn(&flow(1), Some(1460), cookie(1), Refused::Neither, 0);
         let entries = cache.entries.get().unwrap();
         let entry = entries.iter().find(|entry| entry.0[3].load(Ordering::Relaxed) != 0).unwrap();
         for word in 1..WORDS {

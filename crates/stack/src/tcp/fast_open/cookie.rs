@@ -1,10 +1,9 @@
-//! Cookies: a keyed hash of both addresses, which only who receives at the client's address learns.
+//! Cookies: keyed hashes of both addresses. Only a host that receives at the client's address learns its cookie.
 
 use std::fmt;
-use std::hash::Hasher;
 use std::net::IpAddr;
 
-use siphasher::sip::SipHasher24;
+use super::address_hash;
 
 /// Bytes of a cookie at most, and of one at least (RFC 7413, section 4.1.1).
 pub(super) const COOKIE_BYTES_MAX: usize = 16;
@@ -82,7 +81,7 @@ pub(in crate::tcp) enum CookieMatch {
 impl FastOpenKeys {
     /// Cookie of a client's address at a server's.
     pub(in crate::tcp) fn cookie(&self, client: IpAddr, server: IpAddr) -> Cookie {
-        of_key(&self.primary, client, server)
+        cookie_by(&self.primary, client, server)
     }
 
     pub(in crate::tcp) fn check(
@@ -95,22 +94,15 @@ impl FastOpenKeys {
             return CookieMatch::Primary;
         }
         match &self.backup {
-            Some(backup) if *cookie == of_key(backup, client, server) => CookieMatch::Backup,
+            Some(backup) if *cookie == cookie_by(backup, client, server) => CookieMatch::Backup,
             _ => CookieMatch::Neither,
         }
     }
 }
 
-/// `__tcp_fastopen_cookie_gen_cipher`.
-fn of_key(key: &[u8; 16], client: IpAddr, server: IpAddr) -> Cookie {
-    let mut hasher = SipHasher24::new_with_key(key);
-    for address in [client, server] {
-        match address {
-            IpAddr::V4(address) => hasher.write(&address.octets()),
-            IpAddr::V6(address) => hasher.write(&address.octets()),
-        }
-    }
-    let hash = hasher.finish().to_le_bytes();
+/// Cookie that one key makes (`__tcp_fastopen_cookie_gen_cipher`).
+fn cookie_by(key: &[u8; 16], client: IpAddr, server: IpAddr) -> Cookie {
+    let hash = address_hash(key, client, server).to_le_bytes();
     let mut bytes = [0; COOKIE_BYTES_MAX];
     bytes[..hash.len()].copy_from_slice(&hash);
     Cookie { bytes, len: 8 }

@@ -3,10 +3,16 @@
 mod cookie; // cookies, and the keys that a server makes them with
 mod cache; //  cookies that servers gave this host
 
+use std::hash::Hasher;
+use std::net::IpAddr;
+
 pub use cache::FastOpenCache;
 pub(super) use cache::{Refused, Server};
 pub use cookie::FastOpenKeys;
 pub(super) use cookie::{Cookie, CookieMatch, CookieOption};
+use siphasher::sip::SipHasher24;
+
+use super::config::SECOND;
 
 /// Sides of Fast Open that are on (`tcp_fastopen`, in its bits).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,4 +55,21 @@ pub struct FastOpenOptions {
     pub waits_for_data: bool,
     /// Keys of a listener instead of those of the host (`TCP_FASTOPEN_KEY`).
     pub keys: Option<FastOpenKeys>,
+}
+
+/// Keyed hash of the addresses of two hosts.
+fn address_hash(key: &[u8; 16], first: IpAddr, second: IpAddr) -> u64 {
+    let mut hasher = SipHasher24::new_with_key(key);
+    for address in [first, second] {
+        match address {
+            IpAddr::V4(address) => hasher.write(&address.octets()),
+            IpAddr::V6(address) => hasher.write(&address.octets()),
+        }
+    }
+    hasher.finish()
+}
+
+/// Second of the clock that a time is in, modulo 2^32.
+pub(super) fn clock_second(now_us: u64) -> u32 {
+    u32::try_from((now_us / SECOND) & u64::from(u32::MAX)).unwrap_or(0)
 }

@@ -158,7 +158,7 @@ impl Tcp {
     }
 
     /// Opens a connection from `local`, whose port may be 0, over a path of `mtu_bytes`. Called again
-    /// when the socket is ready, it tells the outcome; after a failure, the next call tries anew.
+    /// when the socket is ready, it returns the outcome; after a failure, the next call tries anew.
     ///
     /// # Errors
     /// [`TcpError::InProgress`] of the first call, which is the normal answer;
@@ -173,14 +173,14 @@ impl Tcp {
         match &self.entry(socket)?.kind {
             Kind::Idle(_) => {}
             Kind::Listener(_) => return Err(TcpError::IsConnected),
-            Kind::Connection(_) => return self.tell_outcome(socket, out),
+            Kind::Connection(_) => return self.connect_outcome(socket, out),
         }
         let fast_open = self.open(socket, (local, peer), mtu_bytes, out)?;
         self.begin(socket, fast_open, out)
     }
 
-    /// Tells the outcome of the first `connect`.
-    pub(super) fn tell_outcome(
+    /// Outcome of the first `connect`, as a second one returns it. After a failure, the socket may connect anew.
+    pub(super) fn connect_outcome(
         &mut self,
         socket: TcpSocket,
         out: &mut TcpOut<'_>,
@@ -188,11 +188,11 @@ impl Tcp {
         let Kind::Connection(connection) = &mut self.entry_mut(socket)?.kind else {
             return Err(TcpError::NotConnected);
         };
-        let told = connection.connect_again();
+        let outcome = connection.connect_again();
         if connection.has_failed_to_open() {
             self.forget_attempt(socket.index, out);
         }
-        told
+        outcome
     }
 
     /// Makes a socket a connection, whose SYN is not sent. Returns the socket's Fast Open.
@@ -340,7 +340,7 @@ impl Tcp {
         let is_memory_full = self.memory.bytes() >= self.config.memory_bytes;
         match &self.entry(socket)?.kind {
             Kind::Connection(connection) if connection.waits_for_data() => {
-                self.send_syn(socket, (bytes, false), out)
+                self.send_syn(socket, bytes, false, out)
             }
             Kind::Connection(_) => self.call(socket, out, |connection, cx| {
                 if is_memory_full {

@@ -49,7 +49,7 @@ impl Tcp {
         }
         let (flow, theirs) = (request.flow, request.peer_sequence);
         request.sequence = self.secret.cookie(&flow, theirs, request.peer_mss, out.now_us);
-        self.send_syn_ack(&request, options, (stamp, None), out);
+        self.send_syn_ack(&request, options, stamp, None, out);
     }
 
     /// An ACK at a listener that no request awaits: of a cookie, or of nothing.
@@ -139,8 +139,7 @@ impl Tcp {
             }
         });
         let socket = TcpSocket { index: listener, generation: entry.generation };
-        let new =
-            Request::new(flow, (socket, agreed), (&options, &self.config), (mtu_bytes, now_us));
+        let new = Request::new(flow, socket, agreed, &options, &self.config, mtu_bytes, now_us);
         Some(Request {
             sequence: cookie,
             peer_sequence: theirs,

@@ -10,7 +10,7 @@ use super::super::connection::{Connection, FastConnect, WriteFlags};
 use super::super::error::TcpError;
 use super::super::fast_open::{
     CookieMatch, CookieOption, FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions, Refused,
-    Server,
+    Server, clock_second,
 };
 use super::super::flow::Flow;
 use super::super::wire::Segment;
@@ -54,7 +54,7 @@ impl FastOpenQueue {
     /// Gives a place back: of a connection that was reset at `reset_us`, a minute later.
     fn give_back(&self, reset_us: Option<u64>) {
         if let Some(at_us) = reset_us {
-            let second = second_of(at_us);
+            let second = clock_second(at_us);
             let at = &self.resets[second as usize % SECONDS];
             // The word of a second that is long over is begun anew.
             let _ = at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
@@ -74,7 +74,7 @@ impl FastOpenQueue {
 
     /// Connections that were reset in the last minute.
     fn resets(&self, now_us: u64) -> u32 {
-        let now = second_of(now_us);
+        let now = clock_second(now_us);
         let words = self.resets.iter().map(|word| parts_of(word.load(Ordering::Relaxed)));
         words
             .filter(|(of, _)| now.wrapping_sub(*of) <= RESET_COUNTS_S)
@@ -83,22 +83,17 @@ impl FastOpenQueue {
     }
 }
 
-/// Number of a second, modulo 2^32.
-fn second_of(now_us: u64) -> u32 {
-    u32::try_from((now_us / 1_000_000) & u64::from(u32::MAX)).unwrap_or(0)
-}
-
 /// Second and count of a word.
 fn parts_of(word: u64) -> (u32, u32) {
     let [c0, c1, c2, c3, s0, s1, s2, s3] = word.to_le_bytes();
     (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([c0, c1, c2, c3]))
 }
 
-/// Beginning of a connection, and the option of the SYN-ACK.
+/// Beginning of a listener's connection, after its handshake or with its SYN, and the option of the SYN-ACK.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FastOpening {
     Handshake(Option<CookieOption>),
-    AtOnce(Option<CookieOption>),
+    WithSyn(Option<CookieOption>),
 }
 
 impl Tcp {
@@ -166,7 +161,8 @@ impl Tcp {
         socket: TcpSocket,
         ends: (SocketAddr, SocketAddr),
         mtu_bytes: u32,
-        (bytes, waits): (&[u8], bool),
+        bytes: &[u8],
+        waits: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         if !self.config.fast_open.has(FastOpen::CLIENT) {
@@ -175,16 +171,16 @@ impl Tcp {
         match &self.entry(socket)?.kind {
             Kind::Idle(_) => {
                 let fast_open = self.open(socket, ends, mtu_bytes, out)?;
-                self.await_data(socket, fast_open);
+                self.inherit_no_cookie(socket, fast_open);
             }
             Kind::Listener(_) => return Err(TcpError::IsConnected),
             Kind::Connection(connection) if connection.waits_for_data() => {}
             Kind::Connection(_) => {
-                self.tell_outcome(socket, out)?;
+                self.connect_outcome(socket, out)?;
                 return self.write(socket, bytes, WriteFlags::default(), out);
             }
         }
-        self.send_syn(socket, (bytes, waits), out)
+        self.send_syn(socket, bytes, waits, out)
     }
 
     /// True of a connection whose SYN is sent with the first data.
@@ -209,7 +205,7 @@ impl Tcp {
             _ => FastConnect::default(),
         };
         if fast.takes_data {
-            self.await_data(socket, fast_open);
+            self.inherit_no_cookie(socket, fast_open);
             self.follow(socket.index, out);
             return Ok(());
         }
@@ -217,9 +213,13 @@ impl Tcp {
         Err(TcpError::InProgress)
     }
 
-    fn await_data(&mut self, socket: TcpSocket, fast_open: FastOpenOptions) {
-        if let Ok(SocketEntry { kind: Kind::Connection(connection), .. }) = self.entry_mut(socket) {
-            connection.await_data(fast_open.no_cookie);
+    /// Lets data go with the connection's SYN without a cookie, if the socket was set so before it connected.
+    fn inherit_no_cookie(&mut self, socket: TcpSocket, fast_open: FastOpenOptions) {
+        if fast_open.no_cookie
+            && let Ok(SocketEntry { kind: Kind::Connection(connection), .. }) =
+                self.entry_mut(socket)
+        {
+            connection.allow_no_cookie();
         }
     }
 
@@ -227,7 +227,8 @@ impl Tcp {
     pub(super) fn send_syn(
         &mut self,
         socket: TcpSocket,
-        (bytes, waits): (&[u8], bool),
+        bytes: &[u8],
+        waits: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         let SocketEntry { kind: Kind::Connection(connection), .. } = self.entry(socket)? else {
@@ -300,7 +301,7 @@ impl Tcp {
     ) -> FastOpening {
         if options.no_cookie || self.config.fast_open.has(FastOpen::SERVER_NO_COOKIE) {
             self.counters.fast_open_passive.add(1);
-            return FastOpening::AtOnce(None);
+            return FastOpening::WithSyn(None);
         }
         let Some(CookieOption { cookie, is_experimental }) = offer else {
             return FastOpening::Handshake(None);
@@ -318,12 +319,12 @@ impl Tcp {
         match found {
             CookieMatch::Primary => {
                 self.counters.fast_open_passive.add(1);
-                FastOpening::AtOnce(None)
+                FastOpening::WithSyn(None)
             }
             CookieMatch::Backup => {
                 self.counters.fast_open_passive_alt_key.add(1);
                 self.counters.fast_open_passive.add(1);
-                FastOpening::AtOnce(Some(valid))
+                FastOpening::WithSyn(Some(valid))
             }
             CookieMatch::Neither => {
                 self.counters.fast_open_passive_fail.add(1);
@@ -344,11 +345,13 @@ impl Tcp {
         }
     }
 
-    /// Creates the connection of a SYN, to be accepted at once.
-    pub(super) fn open_at_once(
+    /// Creates a listener's connection that begins with its SYN: the application may accept it before the handshake is
+    /// over.
+    pub(super) fn accept_fast_open(
         &mut self,
         request: &Request,
-        (packet, segment): (Packet, &Segment),
+        packet: Packet,
+        segment: &Segment,
         cookie: Option<&CookieOption>,
         out: &mut TcpOut<'_>,
     ) {
@@ -362,7 +365,7 @@ impl Tcp {
         let (begin, accepted) = (request.begin(options, out.now_us), request.accepted());
         let connection = {
             let mut cx = self.context(self.pressure(), out);
-            Connection::accept_at_once(&begin, &accepted, (packet, segment), cookie, &mut cx)
+            Connection::accept_fast_open(&begin, &accepted, packet, segment, cookie, &mut cx)
         };
         let index = self.insert(Kind::Connection(Box::new(connection)));
         self.targets.insert(&request.flow, Target::Connection(index));
@@ -370,16 +373,16 @@ impl Tcp {
             waiting.accepted.push_back(index);
         }
         queues.accepted.fetch_add(1, Ordering::Relaxed);
-        self.at_once.insert(index, Arc::clone(queues));
+        self.fast_opening.insert(index, Arc::clone(queues));
         self.follow(index, out);
-        self.tell_listener(listener.index);
+        self.notify_listener(listener.index);
     }
 
     /// A connection that began with its SYN is open, or over (`reqsk_fastopen_remove`). One that was reset after the
     /// application had it counts on for a while: its SYN may have come from another address, whose host resets what it does
     /// not know.
-    pub(super) fn end_at_once(&mut self, index: u32, reset_us: Option<u64>) {
-        if let Some(queues) = self.at_once.remove(&index) {
+    pub(super) fn end_fast_opening(&mut self, index: u32, reset_us: Option<u64>) {
+        if let Some(queues) = self.fast_opening.remove(&index) {
             queues.fast_open.give_back(reset_us);
         }
     }

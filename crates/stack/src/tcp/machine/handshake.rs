@@ -18,6 +18,17 @@ use super::fast_open::FastOpening;
 use super::request::{Request, UNKNOWN, announced_mss};
 use super::{Kind, Listener, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
 
+/// A SYN at a listener.
+pub(super) struct Syn<'a> {
+    /// Taken if its data are.
+    pub(super) packet: &'a mut Option<Packet>,
+    pub(super) segment: &'a Segment,
+    /// MTU of the path.
+    pub(super) mtu_bytes: u32,
+    /// Sequence number to begin with, behind those of a connection in TIME-WAIT that the SYN reopens.
+    pub(super) continues_at: Option<Seq>,
+}
+
 impl Tcp {
     pub(super) fn receive_at_listener(
         &mut self,
@@ -37,7 +48,8 @@ impl Tcp {
         }
         let mut packet = Some(packet);
         if segment.has(Flags::SYN) && !segment.has(Flags::FIN) {
-            self.begin_request(listener, flow, (&mut packet, segment), (mtu_bytes, None), out);
+            let syn = Syn { packet: &mut packet, segment, mtu_bytes, continues_at: None };
+            self.begin_request(listener, flow, syn, out);
         }
         if let Some(packet) = packet {
             out.pool.put(packet.frame);
@@ -45,15 +57,15 @@ impl Tcp {
         Answer::None
     }
 
-    /// A SYN. `sequence` continues that of a connection in TIME-WAIT. The packet is taken if its data are.
+    /// Begins the handshake of a SYN, or answers it by a cookie, or drops it.
     pub(super) fn begin_request(
         &mut self,
         index: u32,
         flow: &Flow,
-        (packet, segment): (&mut Option<Packet>, &Segment),
-        (mtu_bytes, sequence): (u32, Option<Seq>),
+        syn: Syn<'_>,
         out: &mut TcpOut<'_>,
     ) {
+        let Syn { packet, segment, mtu_bytes, continues_at } = syn;
         let Some(SocketEntry { kind: Kind::Listener(listener), generation, .. }) =
             self.sockets.at(index)
         else {
@@ -63,7 +75,7 @@ impl Tcp {
         let requests = listener.queues.requests.load(Ordering::Relaxed);
         // A SYN that reopens a connection in TIME-WAIT has a place in any case (`tcp_conn_request`). One more than the
         // backlog fits, as in the kernel since 6.13 (`inet_csk_reqsk_queue_is_full`).
-        let is_full = sequence.is_none()
+        let is_full = continues_at.is_none()
             && (requests > listener.backlog || requests >= self.config.max_syn_backlog.max(1));
         if !self.takes(index, flow) || self.refuse_if_full(index) {
             return;
@@ -77,7 +89,7 @@ impl Tcp {
         }
         let mut request = self.request_of(socket, flow, segment, &options, mtu_bytes, out.now_us);
         request.sequence =
-            sequence.unwrap_or_else(|| self.secret.initial_sequence(flow, out.now_us));
+            continues_at.unwrap_or_else(|| self.secret.initial_sequence(flow, out.now_us));
         if wants_cookie {
             return self.send_cookie(&request, &options, out);
         }
@@ -89,9 +101,9 @@ impl Tcp {
         let cookie =
             match self.judge_fast_open(index, &request, packet.as_ref(), segment, out.now_us) {
                 FastOpening::Handshake(cookie) => cookie,
-                FastOpening::AtOnce(cookie) => {
+                FastOpening::WithSyn(cookie) => {
                     if let Some(packet) = packet.take() {
-                        self.open_at_once(&request, (packet, segment), cookie.as_ref(), out);
+                        self.accept_fast_open(&request, packet, segment, cookie.as_ref(), out);
                     }
                     return;
                 }
@@ -102,7 +114,7 @@ impl Tcp {
         }
         let stamp = self.stamp_of(&request, out.now_us);
         request.stamps = (stamp, stamp);
-        self.send_syn_ack(&request, &options, (stamp, cookie.as_ref()), out);
+        self.send_syn_ack(&request, &options, stamp, cookie.as_ref(), out);
         let at = self.requests.insert(request);
         self.levels.set_requests(self.requests.len());
         self.targets.insert(flow, Target::Request(at));
@@ -130,8 +142,7 @@ impl Tcp {
                 .filter(|_| config.window_scaling)
                 .map(|send| WindowScales { send, receive: scale_for(options, config) }),
         };
-        let told = (mtu_bytes, now_us);
-        let new = Request::new(flow, (listener, agreed), (options, config), told);
+        let new = Request::new(flow, listener, agreed, options, config, mtu_bytes, now_us);
         Request {
             peer_sequence: segment.seq,
             peer_mss: offers.mss.unwrap_or(new.peer_mss),
@@ -149,7 +160,8 @@ impl Tcp {
         &self,
         request: &Request,
         options: &TcpOptions,
-        (stamp, cookie): (u32, Option<&CookieOption>),
+        stamp: u32,
+        cookie: Option<&CookieOption>,
         out: &mut TcpOut<'_>,
     ) {
         let mss = announced_mss(&request.flow, options, request.mtu_bytes);
@@ -251,7 +263,7 @@ impl Tcp {
             && let Some(options) = self.options_of(request)
         {
             let stamp = self.stamp_of(request, out.now_us);
-            self.send_syn_ack(request, &options, (stamp, None), out);
+            self.send_syn_ack(request, &options, stamp, None, out);
             self.counters.retrans_segs.add(1);
             if let Some(request) = self.requests.at_mut(at) {
                 request.stamps.1 = stamp;
@@ -386,7 +398,7 @@ impl Tcp {
             listener.queues.accepted.fetch_add(1, Ordering::Relaxed);
         }
         self.receive_connected(index, packet, segment, out);
-        self.tell_listener(listener);
+        self.notify_listener(listener);
     }
 
     pub(super) fn options_of(&self, request: &Request) -> Option<TcpOptions> {
@@ -433,7 +445,7 @@ impl Tcp {
         let stamp = self.stamp_of(&request, out.now_us);
         let is_sent = !request.is_acked || timeouts + 1 >= options.defer_retries;
         if is_sent {
-            self.send_syn_ack(&request, &options, (stamp, None), out);
+            self.send_syn_ack(&request, &options, stamp, None, out);
             self.counters.retrans_segs.add(1);
         }
         if let Some(request) = self.requests.at_mut(at) {

@@ -70,7 +70,7 @@ impl Tcp {
         let before = std::mem::replace(&mut entry.counted, state);
         self.levels.change(before, state);
         let is_opened = matches!(before, State::SynReceived | State::FinWait1)
-            && !self.at_once.is_empty()
+            && !self.fast_opening.is_empty()
             && !connection.awaits_ack();
         let readiness = connection.readiness();
         if entry.told.replace(&readiness) {
@@ -88,8 +88,8 @@ impl Tcp {
         let (flow, is_closed) = (connection.flow(), connection.is_closed());
         let (is_done, time_wait) = (connection.is_done(), connection.take_time_wait());
         if is_opened {
-            let reset_us = connection.was_reset_at_once().then_some(out.now_us);
-            self.end_at_once(index, reset_us);
+            let reset_us = connection.was_reset_after_accept().then_some(out.now_us);
+            self.end_fast_opening(index, reset_us);
         }
         if let Some(entry) = time_wait {
             self.keep_time_wait(&flow, &entry, out.now_us);
@@ -104,7 +104,7 @@ impl Tcp {
     /// Forgets a socket.
     pub(super) fn remove(&mut self, index: u32, out: &mut TcpOut<'_>) {
         self.socket_timers.cancel(index);
-        self.end_at_once(index, None);
+        self.end_fast_opening(index, None);
         let Some(mut entry) = self.sockets.remove(index) else { return };
         self.memory_bytes -= entry.charge.bytes();
         self.memory.replace(entry.charge, Charge::default());
@@ -119,8 +119,8 @@ impl Tcp {
         }
     }
 
-    /// A listener has a connection to accept.
-    pub(super) fn tell_listener(&mut self, index: u32) {
+    /// Notes that a listener has a connection to accept, of which its owner is to be notified.
+    pub(super) fn notify_listener(&mut self, index: u32) {
         if let Some(entry) = self.sockets.at_mut(index) {
             entry.told.set_readable(true);
             self.ready.push(TcpSocket { index, generation: entry.generation });

@@ -124,7 +124,7 @@ pub struct Tcp {
     fast_open_keys: FastOpenKeys,
     fast_open_cache: Arc<FastOpenCache>,
     /// Connections that began with their SYN and whose handshake is not over, by socket.
-    at_once: BTreeMap<u32, Arc<ListenerQueues>>,
+    fast_opening: BTreeMap<u32, Arc<ListenerQueues>>,
     time_waits: Slots<TimeWait>,
     socket_timers: TimerWheel,
     request_timers: TimerWheel,
@@ -278,7 +278,7 @@ impl Tcp {
             requests: Slots::default(),
             fast_open_keys: Secret(secret).fast_open_keys(),
             fast_open_cache: Arc::new(FastOpenCache::new(secret)),
-            at_once: BTreeMap::new(),
+            fast_opening: BTreeMap::new(),
             time_waits: Slots::default(),
             socket_timers: TimerWheel::new(now_us),
             request_timers: TimerWheel::new(now_us),
@@ -366,7 +366,7 @@ impl Tcp {
     /// Connections of listeners that began with their SYN and whose SYN-ACK is not acknowledged.
     #[must_use]
     pub fn opening_count(&self) -> usize {
-        self.at_once.len()
+        self.fast_opening.len()
     }
 
     /// Connections, handshakes, and connections in TIME-WAIT.

@@ -1,4 +1,4 @@
-//! Connections that nobody holds any more: how many there may be.
+//! Connections that the application has closed and that go on (orphans), and their limit.
 
 use super::super::connection::{Connection, Context};
 use super::{Kind, Tcp, TcpOut};

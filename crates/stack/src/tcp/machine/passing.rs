@@ -120,9 +120,15 @@ impl Tcp {
     ) -> Option<Request> {
         let entry = self.sockets.at(listener)?;
         let socket = TcpSocket { index: listener, generation: entry.generation };
-        let told = (passed.mtu_bytes, out.now_us);
-        let settings = (&entry.options(), &self.config);
-        let new = Request::new(&passed.flow, (socket, passed.agreed), settings, told);
+        let new = Request::new(
+            &passed.flow,
+            socket,
+            passed.agreed,
+            &entry.options(),
+            &self.config,
+            passed.mtu_bytes,
+            out.now_us,
+        );
         // The peer has been told as much, and one more for its FIN.
         let received = u32::try_from(passed.payload.len() + 1).unwrap_or(u32::MAX);
         Some(Request {

@@ -47,9 +47,12 @@ impl Request {
     /// A handshake of which nothing was sent yet.
     pub(super) fn new(
         flow: &Flow,
-        (listener, agreed): (TcpSocket, Agreed),
-        (options, config): (&TcpOptions, &TcpConfig),
-        (mtu_bytes, now_us): (u32, u64),
+        listener: TcpSocket,
+        agreed: Agreed,
+        options: &TcpOptions,
+        config: &TcpConfig,
+        mtu_bytes: u32,
+        now_us: u64,
     ) -> Self {
         let mss = u32::from(announced_mss(flow, options, mtu_bytes));
         let segment = mss - if agreed.timestamps { TIMESTAMPS_BYTES.min(mss) } else { 0 };

@@ -1,7 +1,7 @@
-//! Choice of SYNs that are answered by cookies in a flood faster than answers can be sent.
+//! Choice of the SYNs that are answered by cookies, in a flood that is faster than answers can be sent.
 //!
-//! As many SYNs as may be are answered as they come. Of the others those that came before are answered:
-//! clients send a SYN again that was not answered, and floods of made-up SYNs do not.
+//! Up to a limit, SYNs are answered as they come. Beyond it, only a SYN that came before is answered: a client repeats a
+//! SYN that got no answer, and a flood of made-up SYNs does not.
 
 /// Bits of a generation: 64 KiB.
 const BITS: u64 = 1 << 19;

@@ -8,6 +8,7 @@ use super::super::connection::{Answer, Substate, TimeWaitEntry, stamp_ms};
 use super::super::flow::{Flow, PackedFlow};
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
+use super::handshake::Syn;
 use super::{Target, Tcp, TcpOut};
 
 /// Distance of a new connection's first number from the last one of the old.
@@ -121,7 +122,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) -> Answer {
         let mut packet = Some(packet);
-        let answer = self.process_in_time_wait(at, (&mut packet, segment), mtu_bytes, out);
+        let answer = self.process_in_time_wait(at, &mut packet, segment, mtu_bytes, out);
         if let Some(packet) = packet {
             out.pool.put(packet.frame);
         }
@@ -131,7 +132,8 @@ impl Tcp {
     fn process_in_time_wait(
         &mut self,
         at: u32,
-        (packet, segment): (&mut Option<Packet>, &Segment),
+        packet: &mut Option<Packet>,
+        segment: &Segment,
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Answer {
@@ -162,7 +164,7 @@ impl Tcp {
             }
             Outcome::End => self.drop_time_wait(at),
             Outcome::Reopen => {
-                self.reopen(at, &flow, (packet, segment), mtu_bytes, out);
+                self.reopen(at, &flow, packet, segment, mtu_bytes, out);
             }
         }
         Answer::None
@@ -181,7 +183,8 @@ impl Tcp {
         &mut self,
         at: u32,
         flow: &Flow,
-        (packet, segment): (&mut Option<Packet>, &Segment),
+        packet: &mut Option<Packet>,
+        segment: &Segment,
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) {
@@ -196,7 +199,8 @@ impl Tcp {
             // As at a listener.
             return;
         }
-        self.begin_request(listener, flow, (packet, segment), (mtu_bytes, Some(sequence)), out);
+        let syn = Syn { packet, segment, mtu_bytes, continues_at: Some(sequence) };
+        self.begin_request(listener, flow, syn, out);
     }
 
     /// True once in an interval: [`InvalidLimit`](super::super::invalid_limit::InvalidLimit) in fewer bits.

@@ -84,7 +84,7 @@ fn waiting_stack(pool: &mut Pool) -> (Stack, SentPackets, Arc<AtomicU64>) {
     drop(neighbours);
     let network = NetworkLayer::new(NetworkConfig::default(), Arc::default());
     let relief = BufferReclaimer::new(None, None, Arc::default());
-    (Stack::new((CpuId(0), 0), network, relief, Box::new(host)), sent, now_ns)
+    (Stack::new(CpuId(0), 0, network, relief, Box::new(host)), sent, now_ns)
 }
 
 fn handle(stack: &mut Stack, pool: &mut Pool, bytes: &[u8]) {

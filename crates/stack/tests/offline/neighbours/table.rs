@@ -129,7 +129,7 @@ impl Rig {
     fn tick(&mut self, now_ns: u64) -> (usize, Vec<u8>) {
         let (mut asks, mut dropped) = (Vec::new(), Vec::new());
         let Self { neighbours, pool } = self;
-        neighbours.tick(&identity(), now_ns, (pool, &mut asks), &mut dropped);
+        neighbours.tick(&identity(), now_ns, pool, &mut asks, &mut dropped);
         let count = asks.len();
         asks.into_iter().for_each(|packet| self.pool.put(packet.frame));
         (count, self.marks(dropped))

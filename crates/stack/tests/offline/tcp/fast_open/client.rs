@@ -61,7 +61,7 @@ fn tcp_50_calls_are_answered_as_the_kernels() {
     let (client, sent) = begin(&mut pair, b"question");
     assert_eq!(sent, Err(TcpError::InProgress));
     let again = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
-        tcp.connect_with_data(client, ends, MTU, (b"question", false), out)
+        tcp.connect_with_data(client, ends, MTU, b"question", false, out)
     };
     assert_eq!(pair.call(0, again), Err(TcpError::Already));
     accept(&mut pair, listener);
@@ -75,7 +75,7 @@ fn tcp_50_calls_are_answered_as_the_kernels() {
 }
 
 /// Opens a connection of host 0, whose SYN waits for data.
-fn await_data(pair: &mut Pair) -> TcpSocket {
+fn client_awaiting_data(pair: &mut Pair) -> TcpSocket {
     let ends = (pair.address(0, 0), pair.address(1, 80));
     let client = pair.hosts[0].tcp.socket().unwrap();
     let waits = FastOpenOptions { waits_for_data: true, ..Default::default() };
@@ -96,7 +96,7 @@ fn tcp_50_error_before_syn_is_ignored() {
         let listener = listen(&mut pair, 16);
         learn(&mut pair, listener);
         while pair.step() {}
-        let client = await_data(&mut pair);
+        let client = client_awaiting_data(&mut pair);
         let flow = pair.hosts[0].tcp.flow(client).unwrap();
         let error = PathError::Unreachable {
             error: TcpError::Refused,
@@ -131,7 +131,7 @@ fn tcp_50_syn_waits_for_data() {
     let listener = listen(&mut pair, 16);
     learn(&mut pair, listener);
     while pair.step() {}
-    let client = await_data(&mut pair);
+    let client = client_awaiting_data(&mut pair);
     assert!(!pair.step(), "nothing was sent");
     // Nobody else begins or ends what has not begun.
     let flow = pair.hosts[0].tcp.flow(client).unwrap();
