@@ -52,8 +52,6 @@ pub(in super::super) struct Groups {
     averaged: Box<[u8]>,
     /// Change that the last window showed.
     changes: Box<[Option<Change>]>,
-    /// True if the window before did not show it.
-    unconfirmed: Box<[bool]>,
     /// Bursts lately, up to twice [`BURSTS_USUAL`].
     bursts: Box<[u8]>,
     /// CPU by the RPS map.
@@ -99,7 +97,6 @@ impl Groups {
             weights: vec![Weight::default(); count].into(),
             averaged: vec![0; count].into(),
             changes: vec![None; count].into(),
-            unconfirmed: vec![false; count].into(),
             bursts: vec![0; count].into(),
             mapped_cpus: vec![NO_CPU; count].into(),
             assigned: vec![NO_CPU; count].into(),
@@ -198,21 +195,21 @@ impl Groups {
             let (weight, averaged) = (&mut self.weights[group], &mut self.averaged[group]);
             let fresh = self.fresh[group];
             // The first window has nothing to be compared with.
-            let change = weight.change(fresh, past_ns).filter(|_| *averaged > 0);
-            let before = std::mem::replace(&mut self.changes[group], change);
-            let is_unconfirmed = change.is_some() && change != before;
+            let direction = weight.change(fresh, past_ns).filter(|_| *averaged > 0);
+            let before = self.changes[group].map(|change| change.direction);
+            let is_confirmed = direction == before;
+            let change = direction.map(|direction| Change { direction, is_confirmed });
+            self.changes[group] = change;
+            let bursts_before = self.bursts[group];
+            self.bursts[group] = bursts_before.saturating_sub(1);
             let averaged_max = match change {
-                Some(_) if is_unconfirmed => AVERAGED_CHANGED,
-                Some(_) => 1,
+                Some(_) if is_confirmed => 1,
+                Some(_) => {
+                    self.bursts[group] = (bursts_before + BURST).min(2 * BURSTS_USUAL);
+                    AVERAGED_CHANGED
+                }
                 None if is_shifted => AVERAGED_SHIFTED,
                 None => AVERAGED_MAX,
-            };
-            self.unconfirmed[group] = is_unconfirmed;
-            let bursts = &mut self.bursts[group];
-            *bursts = if is_unconfirmed {
-                (*bursts + BURST).min(2 * BURSTS_USUAL)
-            } else {
-                bursts.saturating_sub(1)
             };
             *averaged = (*averaged + 1).min(averaged_max);
             *weight = weight.with(fresh, past_ns, *averaged);
@@ -259,7 +256,6 @@ impl Groups {
     pub(super) fn begin_first_window(&mut self) {
         self.averaged.fill(0);
         self.changes.fill(None);
-        self.unconfirmed.fill(false);
         self.bursts.fill(0);
         self.fixed_averaged = 0;
         self.surpluses.clear();
@@ -356,7 +352,8 @@ impl Groups {
 
     /// True if a group may be assigned anew: it does not rest, and its weight is known.
     fn may_move(&self, group: usize, now_ns: u64) -> bool {
-        let is_known = !self.unconfirmed[group] || self.bursts[group] >= BURSTS_USUAL;
+        let is_known = self.changes[group].is_none_or(|change| change.is_confirmed)
+            || self.bursts[group] >= BURSTS_USUAL;
         is_known && !self.rests(group, now_ns)
     }
 
@@ -377,8 +374,15 @@ impl Groups {
 }
 
 /// Change of a group's rate that chance does not explain.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    direction: Direction,
+    /// True if the window before showed a change in the same direction.
+    is_confirmed: bool,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Change {
+enum Direction {
     Rise,
     Fall,
 }
@@ -388,13 +392,13 @@ enum Change {
 pub(super) struct Weight(u32);
 
 impl Weight {
-    /// Change of the rate, if chance does not explain this number of packets in a window.
-    fn change(self, fresh: u32, past_ns: u64) -> Option<Change> {
+    /// Direction in which the rate has changed, if chance does not explain this number of packets in a window.
+    fn change(self, fresh: u32, past_ns: u64) -> Option<Direction> {
         let (expected, fresh) = (self.expected(past_ns), u64::from(fresh));
         let off = expected.abs_diff(fresh);
         let explained = CHANCE_SQUARED * VARIANCE * expected.saturating_add(EXPECTED_MARGIN);
-        let change = if fresh > expected { Change::Rise } else { Change::Fall };
-        (off.saturating_mul(off) > explained).then_some(change)
+        let direction = if fresh > expected { Direction::Rise } else { Direction::Fall };
+        (off.saturating_mul(off) > explained).then_some(direction)
     }
 
     /// Number of packets that a window of this length should have.
