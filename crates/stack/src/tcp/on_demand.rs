@@ -3,8 +3,11 @@
 use std::ops::{Deref, DerefMut};
 
 /// A value that is read without memory of its own as long as nothing has changed it.
-pub(super) trait Initial: Default + 'static {
-    /// The value of all connections that have changed none.
+pub(super) trait Initial: Sized + 'static {
+    /// Value before the first change.
+    const INITIAL: Self;
+
+    /// The one of all connections that have changed none.
     fn initial() -> &'static Self;
 }
 
@@ -44,6 +47,6 @@ impl<T: Initial> Deref for OnDemand<T> {
 
 impl<T: Initial> DerefMut for OnDemand<T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.0.get_or_insert_default()
+        self.0.get_or_insert_with(|| Box::new(T::INITIAL))
     }
 }

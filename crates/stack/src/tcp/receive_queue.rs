@@ -147,20 +147,18 @@ pub(super) struct ReceiveQueue {
 }
 
 /// Bytes in order, and payloads behind a gap.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
     chunks: VecDeque<Chunk>,
     /// By their start (`out_of_order_queue`); each ends behind the one before.
     out_of_order: VecDeque<Payload>,
 }
 
-impl Held {
-    const EMPTY: Self = Self { chunks: VecDeque::new(), out_of_order: VecDeque::new() };
-}
-
 impl Initial for Held {
+    const INITIAL: Self = Self { chunks: VecDeque::new(), out_of_order: VecDeque::new() };
+
     fn initial() -> &'static Self {
-        static EMPTY: Held = Held::EMPTY;
+        static EMPTY: Held = Held::INITIAL;
         &EMPTY
     }
 }

@@ -39,8 +39,6 @@ pub(super) struct RareOptions {
 }
 
 impl RareOptions {
-    const DEFAULT: Self = Self::of(&TcpOptions::DEFAULT);
-
     const fn of(options: &TcpOptions) -> Self {
         Self {
             keepalive_idle_us: options.keepalive_idle_us,
@@ -61,15 +59,11 @@ impl RareOptions {
     }
 }
 
-impl Default for RareOptions {
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
-
 impl Initial for RareOptions {
+    const INITIAL: Self = Self::of(&TcpOptions::DEFAULT);
+
     fn initial() -> &'static Self {
-        static DEFAULT: RareOptions = RareOptions::DEFAULT;
+        static DEFAULT: RareOptions = RareOptions::INITIAL;
         &DEFAULT
     }
 }
@@ -99,7 +93,7 @@ impl ConnectionOptions {
             rare: OnDemand::default(),
         };
         let rare = RareOptions::of(options);
-        if rare != RareOptions::DEFAULT {
+        if rare != RareOptions::INITIAL {
             *this.rare = rare;
         }
         this

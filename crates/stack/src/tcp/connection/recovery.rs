@@ -87,7 +87,7 @@ pub(super) struct Repair {
     pub(super) is_frto: bool,
 }
 
-impl Repair {
+impl Initial for Repair {
     const INITIAL: Self = Self {
         retransmit_stamp_us: 0,
         undo_marker: None,
@@ -102,15 +102,7 @@ impl Repair {
         resend_from: None,
         is_frto: false,
     };
-}
 
-impl Default for Repair {
-    fn default() -> Self {
-        Self::INITIAL
-    }
-}
-
-impl Initial for Repair {
     fn initial() -> &'static Self {
         static INITIAL: Repair = Repair::INITIAL;
         &INITIAL

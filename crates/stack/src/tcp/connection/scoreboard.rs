@@ -146,21 +146,8 @@ pub(super) struct Scoreboard {
     pub(super) reno_dup_acks: u32,
 }
 
-impl Default for Scoreboard {
-    fn default() -> Self {
-        Self::EMPTY
-    }
-}
-
 impl Initial for Scoreboard {
-    fn initial() -> &'static Self {
-        static EMPTY: Scoreboard = Scoreboard::EMPTY;
-        &EMPTY
-    }
-}
-
-impl Scoreboard {
-    const EMPTY: Self = Self {
+    const INITIAL: Self = Self {
         segments: VecDeque::new(),
         by_time: ByTime::EMPTY,
         sacked: 0,
@@ -171,6 +158,13 @@ impl Scoreboard {
         reno_dup_acks: 0,
     };
 
+    fn initial() -> &'static Self {
+        static EMPTY: Scoreboard = Scoreboard::INITIAL;
+        &EMPTY
+    }
+}
+
+impl Scoreboard {
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.segments.len()).unwrap_or(u32::MAX)
     }
@@ -677,7 +671,7 @@ mod tests {
         fn tcp_34_overtaken_listed_as_by_scan(
             steps in prop::collection::vec((0_u32..10, any::<prop::sample::Index>()), 1..200),
         ) {
-            let mut scoreboard = Scoreboard::default();
+            let mut scoreboard = Scoreboard::INITIAL;
             let (mut number, mut delivered_us) = (0, 0);
             for (now_us, (what, which)) in (1..).zip(steps) {
                 let len = scoreboard.segments.len();
@@ -743,7 +737,7 @@ mod tests {
     /// Segments of packets that are to be sent again in smaller ones.
     #[test]
     fn tcp_48_narrower_packets_stay_even() {
-        let mut scoreboard = Scoreboard::default();
+        let mut scoreboard = Scoreboard::INITIAL;
         (0..6).for_each(|number| scoreboard.push(sent(number, number.into())));
         // A packet of three, one that arrived, one of two of which the second waits, too.
         for (index, is_joined) in [false, true, true, false, false, true].into_iter().enumerate() {
@@ -778,7 +772,7 @@ mod tests {
             (600, 3 * MSS, &[2400]),
             (0, 400, &[400, 400, 400, 400, 400, 400, 400, 200]),
         ] {
-            let mut scoreboard = Scoreboard::default();
+            let mut scoreboard = Scoreboard::INITIAL;
             (0..5).for_each(|number| scoreboard.push(sent(number, 0)));
             for index in [2, 3] {
                 scoreboard.mark(index, |marks| marks.is_joined = true);
@@ -814,7 +808,7 @@ mod tests {
     #[test]
     fn tcp_34_window_size_costs_no_work() {
         for window in [100_u32, 10_000] {
-            let mut scoreboard = Scoreboard::default();
+            let mut scoreboard = Scoreboard::INITIAL;
             (0..window).for_each(|number| scoreboard.push(sent(number, number.into())));
             let (mut looks, mut acks) = (0, 0);
             for index in (0..window as usize).filter(|index| index % 10 != 0) {
@@ -836,7 +830,7 @@ mod tests {
     #[test]
     fn tcp_34_splitting_and_merging_cost_little() {
         for window in [1_000_u32, 16_000] {
-            let mut scoreboard = Scoreboard::default();
+            let mut scoreboard = Scoreboard::INITIAL;
             (0..window).for_each(|number| scoreboard.push(sent(number, number.into())));
             for number in 0..window as usize {
                 scoreboard.sent_again(number * 7 % window as usize, number as u64);
