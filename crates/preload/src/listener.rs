@@ -280,9 +280,10 @@ impl Listener {
         if socket_reuseport(&self.inherited.kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
-        let (reserved, readiness) = (Arc::clone(&self.inherited.kernel), self.turn().take());
-        let is_placed = readiness.is_some();
-        let tcp = options.listen_reserved(self.local, self.backlog, reserved, readiness);
+        let (reserved, turn) = (Arc::clone(&self.inherited.kernel), self.turn().take());
+        let is_placed = turn.is_some();
+        let readiness = turn.map_or_else(|| self.readiness(), Ok)?;
+        let tcp = options.listen_reserved(self.local, self.backlog, reserved, Some(readiness));
         let tcp = tcp.map_err(|error| {
             report!(
                 "forebay: process {} cannot listen on {}: {error}; check that a taken device has the address, and \
@@ -326,10 +327,17 @@ impl Listener {
         if turn.is_some() {
             return Ok(false);
         }
-        let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
+        let (setter, descriptor) = self.readiness()?;
         self.place(socket, descriptor.as_fd())?;
         *turn = Some((setter, descriptor));
         Ok(true)
+    }
+
+    /// Creates a readiness descriptor. It signals what comes as the program has asked, from the first connection on.
+    fn readiness(&self) -> Result<(ReadinessSetter, ReadinessDescriptor), Errno> {
+        let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
+        abi::copy_signals(self.kernel(), descriptor.as_fd());
+        Ok((setter, descriptor))
     }
 
     /// Puts a readiness descriptor at the listener's numbers.
@@ -337,8 +345,9 @@ impl Listener {
         // The flag belongs to all processes that have the kernel's socket.
         let is_nonblocking = fcntl_getfl(self.kernel())?.contains(OFlags::NONBLOCK);
         self.set_nonblocking(is_nonblocking);
-        fcntl_setfl(readiness, if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() })?;
-        abi::copy_signals(self.kernel(), readiness);
+        let mut flags = fcntl_getfl(readiness)?; // with that of signals
+        flags.set(OFlags::NONBLOCK, is_nonblocking);
+        fcntl_setfl(readiness, flags)?;
         for number in table::numbers_of(socket) {
             let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
             abi::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
