@@ -333,9 +333,11 @@ impl Listener {
         Ok(true)
     }
 
-    /// Creates a readiness descriptor. It signals what comes as the program has asked, from the first connection on.
+    /// Creates a readiness descriptor, which is never writable. It signals what comes as the program has asked, from the first
+    /// connection on.
     fn readiness(&self) -> Result<(ReadinessSetter, ReadinessDescriptor), Errno> {
-        let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
+        let (mut setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
+        setter.not_writable(&descriptor);
         abi::copy_signals(self.kernel(), descriptor.as_fd());
         Ok((setter, descriptor))
     }
