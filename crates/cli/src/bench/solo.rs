@@ -31,7 +31,7 @@ pub(super) fn measure(
 
 /// Results of the repeats.
 pub(super) struct Samples {
-    /// Samples that count: the undisturbed ones, or all if every one was disturbed.
+    /// At most `reps` samples: undisturbed ones or, if every one was disturbed, the least disturbed.
     counted: Vec<f64>,
     dropped: usize,
     all_disturbed: bool,
@@ -39,25 +39,47 @@ pub(super) struct Samples {
 
 /// Collects the results of `sample`, with the fixed loop before and after each.
 pub(super) fn samples(args: &BenchArgs, mut sample: impl FnMut() -> f64) -> Samples {
-    let mut best = f64::INFINITY;
+    let mut best_ns = f64::INFINITY;
     for _ in 0..50 {
-        best = best.min(calibrate());
+        best_ns = best_ns.min(calibrate());
     }
     let started = Instant::now();
-    let (mut kept, mut dropped) = (Vec::new(), Vec::new());
-    while kept.len() < args.reps as usize && started.elapsed().as_secs() < args.secs {
-        let before = calibrate();
-        let sample = sample();
-        let after = calibrate();
-        best = best.min(before).min(after);
-        let disturbed = before.max(after) > best * DISTURBED;
-        if disturbed { &mut dropped } else { &mut kept }.push(sample);
+    let reps = args.reps as usize;
+    let (mut kept, mut disturbed) = (Vec::new(), Vec::new());
+    while kept.len() < reps && started.elapsed().as_secs() < args.secs {
+        let before_ns = calibrate();
+        let value = sample();
+        let after_ns = calibrate();
+        best_ns = best_ns.min(before_ns).min(after_ns);
+        let slowest_ns = before_ns.max(after_ns);
+        if slowest_ns > best_ns * DISTURBED {
+            disturbed.push(Disturbed { slowest_ns, value });
+        } else {
+            kept.push(value);
+        }
     }
-    let (all_disturbed, counts) = (kept.is_empty(), dropped.len());
-    Samples { counted: if all_disturbed { dropped } else { kept }, dropped: counts, all_disturbed }
+    Samples::of(kept, disturbed, reps)
+}
+
+/// A repeat beside which the fixed loop took `slowest_ns`.
+struct Disturbed {
+    slowest_ns: f64,
+    value: f64,
 }
 
 impl Samples {
+    fn of(kept: Vec<f64>, mut disturbed: Vec<Disturbed>, reps: usize) -> Self {
+        let repeats = kept.len() + disturbed.len();
+        let all_disturbed = kept.is_empty();
+        let counted = if all_disturbed {
+            disturbed.sort_by(|one, other| one.slowest_ns.total_cmp(&other.slowest_ns));
+            disturbed.into_iter().take(reps).map(|repeat| repeat.value).collect()
+        } else {
+            kept
+        };
+        Self { dropped: repeats - counted.len(), counted, all_disturbed }
+    }
+
     pub(super) fn spread(&self) -> RoundSpread {
         RoundSpread::of(&self.counted)
     }
@@ -105,4 +127,24 @@ pub(super) fn nanoseconds(time: Duration) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 pub(super) fn as_f64(count: usize) -> f64 {
     count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn least_disturbed_repeats_count_without_others() {
+        let disturbed = || [9.0, 2.0, 5.0].map(|ns| Disturbed { slowest_ns: ns, value: ns * 10.0 });
+        let samples = Samples::of(Vec::new(), disturbed().into(), 2);
+        assert_eq!(
+            (samples.counted, samples.dropped, samples.all_disturbed),
+            (vec![20.0, 50.0], 1, true)
+        );
+        let samples = Samples::of(vec![7.0], disturbed().into(), 2);
+        assert_eq!(
+            (samples.counted, samples.dropped, samples.all_disturbed),
+            (vec![7.0], 3, false)
+        );
+    }
 }
