@@ -249,17 +249,21 @@ impl Shares {
     }
 
     /// Gaps that take what has no room on the least busy CPU: to the least busy one of those with no more work that cannot
-    /// leave than the busiest, and to the least busy one of all, if the group and such work are then no more than what stays.
+    /// leave than the busiest, and to the one that takes the heaviest group, if that and such work are then no more than what
+    /// stays.
     pub(super) fn gaps_with_room(&self, gap: &Gap) -> impl Iterator<Item = Gap> {
         let (from, least) = (self.cpus[gap.busiest.index()], self.cpus[gap.least_busy.index()]);
         let is_tight = !self.is_pair() && least.fixed_ns > from.fixed_ns;
-        let roomy = self.open().filter(|(_, share)| share.fixed_ns <= from.fixed_ns);
-        let roomy = roomy.filter(|(cpu, _)| *cpu != gap.busiest);
+        let others = || self.open().filter(|(cpu, _)| *cpu != gap.busiest);
+        let roomy = others().filter(|(_, share)| share.fixed_ns <= from.fixed_ns);
         let roomy = roomy.min_by_key(|(cpu, share)| (share.load_ns, *cpu));
         let roomy = roomy.map(|(cpu, _)| self.gap_between(gap.busiest, cpu, u64::MAX));
-        let room_ns = from.load_ns.saturating_sub(least.fixed_ns) / 2;
-        let tight = self.gap_between(gap.busiest, gap.least_busy, room_ns);
-        roomy.into_iter().chain([tight]).filter(move |_| is_tight)
+        let tight = others().map(|(cpu, share)| {
+            let room_ns = from.load_ns.saturating_sub(share.fixed_ns) / 2;
+            self.gap_between(gap.busiest, cpu, room_ns)
+        });
+        let tight = tight.max_by_key(|gap| (gap.most_ns, std::cmp::Reverse(gap.least_busy)));
+        roomy.into_iter().chain(tight).filter(move |_| is_tight)
     }
 
     /// Gap from the busiest CPU to another, which has room for groups with this much work.
