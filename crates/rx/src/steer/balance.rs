@@ -52,6 +52,9 @@ const RETRY_NS: u64 = 100_000;
 /// Number of windows after which a queue that has not planned counts as idle.
 const STALE_WINDOWS: u64 = 3;
 
+/// Maximum of [`Balance::awaited`]: one heavy flow ends, and another begins. Bursts of several hold back no moves for longer.
+const AWAITED_MAX: u8 = 2;
+
 /// Maximum number of groups that one round assigns anew.
 pub const BALANCE_ROUND_MAX: u32 = 64;
 
@@ -116,6 +119,8 @@ pub(super) struct Balance {
     retry_at_ns: u64,
     /// True if the last window asked for moves.
     was_beyond: bool,
+    /// Number of windows in a row that made no moves because the next one confirms how heavy a group is.
+    awaited: u8,
 }
 
 impl Balance {
@@ -261,6 +266,11 @@ impl Balance {
             self.was_beyond = false;
             return 0;
         }
+        if self.awaited < AWAITED_MAX && self.shares.awaits_heavy(groups) {
+            self.awaited += 1;
+            return 0;
+        }
+        self.awaited = 0;
         groups.begin_round();
         let (mut moves, mut is_beyond) = (0, false);
         while moves < BALANCE_ROUND_MAX

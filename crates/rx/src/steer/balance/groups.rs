@@ -352,9 +352,19 @@ impl Groups {
 
     /// True if a group may be assigned anew: it does not rest, and its weight is known.
     fn may_move(&self, group: usize, now_ns: u64) -> bool {
-        let is_known = self.changes[group].is_none_or(|change| change.is_confirmed)
-            || self.bursts[group] >= BURSTS_USUAL;
-        is_known && !self.rests(group, now_ns)
+        self.is_known(group) && !self.rests(group, now_ns)
+    }
+
+    /// True unless a change of a group's rate is to be confirmed by the next window.
+    fn is_known(&self, group: usize) -> bool {
+        self.changes[group].is_none_or(|change| change.is_confirmed)
+            || self.bursts[group] >= BURSTS_USUAL
+    }
+
+    /// CPU and weight of each group whose weight is not known.
+    pub(super) fn unknown(&self) -> impl Iterator<Item = (u16, Weight)> {
+        let groups = (0..self.weights.len()).filter(|group| !self.is_known(*group));
+        groups.map(|group| (self.cpu_at(group), self.weights[group]))
     }
 
     /// True if a group has moved recently.

@@ -3,7 +3,7 @@
 use super::super::rps::RpsMap;
 use super::NS_PER_S;
 use super::board::Planned;
-use super::groups::{Groups, most_ns};
+use super::groups::{Groups, Weight, most_ns};
 use crate::cpu::CpuId;
 
 /// Work of a CPU since the start, as the engine measures it.
@@ -221,6 +221,16 @@ impl Shares {
     /// True if the map has two CPUs.
     pub(super) fn is_pair(&self) -> bool {
         self.mapped().count() == 2
+    }
+
+    /// True if the map has two CPUs, and the next window is to confirm how heavy a group is. What moves across their gap now
+    /// would rest where it leaves no room for that group.
+    pub(super) fn awaits_heavy(&self, groups: &Groups) -> bool {
+        let work_ns = |(cpu, weight): (u16, Weight)| {
+            let share = self.cpus.get(usize::from(cpu)).filter(|share| share.is_mapped);
+            share.map_or(0, |share| weight.work_ns(share.cost_ns()))
+        };
+        self.is_pair() && groups.unknown().any(|group| work_ns(group) > LIGHT_NS_MAX)
     }
 
     fn open(&self) -> impl Iterator<Item = (CpuId, &Share)> {

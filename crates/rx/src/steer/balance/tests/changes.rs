@@ -147,6 +147,47 @@ fn rps_b4_swap_counts_no_unconfirmed_groups() {
     assert!(work.iter().all(|work_ns| *work_ns <= WINDOW_NS * 96 / 100), "{work:?}");
 }
 
+/// A heavy flow begins on the CPU that polls, two windows after another one has ended. Light groups that moved at once would
+/// rest where it has room.
+#[test]
+fn rps_b2_pair_awaits_heavy_flow() {
+    let percent = |percent: u64| u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
+    let mut bench = Bench::new(2, WINDOW_NS * 10 / 100);
+    let light: Vec<_> =
+        (0..20).map(|number| Source { hash: number << 27 | 1, packets: percent(2) }).collect();
+    let heavy = |hash| Source { hash, packets: percent(90) };
+    let [ending, beginning] = [heavy(1 << 31 | 1 << 20), heavy(1 << 20)];
+    for _ in 0..200 {
+        bench.window(&[&light[..], &[ending]].concat());
+    }
+    assert_eq!([bench.cpu_of(ending), bench.cpu_of(beginning)], [1, 0].map(CpuId));
+    for _ in 0..2 {
+        bench.window(&light);
+    }
+    for _ in 0..2 {
+        bench.window(&[&light[..], &[beginning]].concat());
+    }
+    let (work, _) = bench.window(&[&light[..], &[beginning]].concat());
+    assert_eq!(bench.cpu_of(beginning), CpuId(1));
+    assert!(work.iter().all(|work_ns| *work_ns <= WINDOW_NS * 92 / 100), "{work:?}");
+}
+
+/// Bursts of heavy flows in every window hold back no other moves of two CPUs.
+#[test]
+fn rps_b1_pair_moves_between_bursts() {
+    let percent = |percent: u64| u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
+    let mut bench = Bench::new(2, 0);
+    let steady = (0..8).map(|number| Source { hash: number << 24 | 1, packets: percent(15) });
+    let steady: Vec<_> = steady.collect();
+    // A burst in each window, by one of 40 flows in turn, so that none of them is one that has bursts as usual.
+    for window in 0..40 {
+        let burst = Source { hash: 1 << 31 | window << 24, packets: percent(60) };
+        bench.window(&[&steady[..], &[burst]].concat());
+    }
+    let moved = steady.iter().filter(|source| bench.cpu_of(**source) == CpuId(1)).count();
+    assert!((1..8).contains(&moved), "{moved} of 8 flows on the other CPU");
+}
+
 /// No window is so long that a rate is too large for it.
 #[test]
 fn rps_b1_weights_are_right_in_long_windows() {
