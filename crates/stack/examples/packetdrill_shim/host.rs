@@ -12,11 +12,9 @@ use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix, TcpPathError,
 };
-use forebay_stack::tcp::{
-    FastOpen, FlowHasher, MtuProbing, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket,
-};
+use forebay_stack::tcp::{FastOpen, FlowHasher, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
 
-use crate::sysctls::{Sysctls, fast_open_keys};
+use crate::sysctls::{Sysctls, fast_open_keys, probing};
 
 /// Secret of sequence numbers, the same in each run.
 const SECRET: [u8; 16] = *b"a constant seed!";
@@ -245,21 +243,4 @@ impl Host {
         self.tcp.take_ready(&mut ready);
         !ready.is_empty()
     }
-}
-
-/// Takes the settings of path MTU probing.
-fn probing(config: &mut TcpConfig, value: impl Fn(&str) -> Option<u32>) {
-    config.mtu_probing = match value("tcp_mtu_probing") {
-        None | Some(0) => MtuProbing::Off,
-        Some(1) => MtuProbing::AfterBlackHole,
-        Some(_) => MtuProbing::Always,
-    };
-    config.base_mss = value("tcp_base_mss").unwrap_or(config.base_mss);
-    config.min_snd_mss = value("tcp_min_snd_mss").unwrap_or(config.min_snd_mss);
-    config.mtu_probe_floor = value("tcp_mtu_probe_floor").unwrap_or(config.mtu_probe_floor);
-    config.probe_threshold = value("tcp_probe_threshold").unwrap_or(config.probe_threshold);
-    let interval_us = value("tcp_probe_interval").map(|seconds| u64::from(seconds) * 1_000_000);
-    config.probe_interval_us = interval_us.unwrap_or(config.probe_interval_us);
-    let retries1 = value("tcp_retries1").and_then(|count| u8::try_from(count).ok());
-    config.retries1 = retries1.unwrap_or(config.retries1);
 }

@@ -3,7 +3,9 @@
 use std::ops::RangeInclusive;
 
 use forebay_stack::tcp::kernel_form::{listener_info, retransmissions_in, seconds_of, tcp_info};
-use forebay_stack::tcp::{Algorithm, FastOpenKeys, FastOpenOptions, TcpConfig};
+use forebay_stack::tcp::{
+    Algorithm, FastOpenKeys, FastOpenOptions, TcpConfig, TcpInfo, TcpOptions,
+};
 
 use crate::calls::Shim;
 use crate::errno::Errno;
@@ -18,6 +20,15 @@ const DEFAULT_HOPS: i32 = 64;
 const ALGORITHM_NAME_BYTES: usize = 16;
 /// Smallest clamp of a window.
 const WINDOW_CLAMP_MIN_BYTES: u32 = 1152;
+/// Sizes of the buffers of a socket without a connection (`tcp_rmem` and `tcp_wmem`).
+const RECEIVE_BUFFER_BYTES: u32 = 131_072;
+const SEND_BUFFER_BYTES: u32 = 16_384;
+/// Words about the memory of a socket (`SK_MEMINFO_VARS`), and places of some of them.
+const MEMORY_WORDS: usize = 9;
+const MEMORY_RECEIVED: usize = 0;
+const MEMORY_RECEIVE_BUFFER: usize = 1;
+const MEMORY_SEND_BUFFER: usize = 3;
+const SO_MEMINFO: i32 = 55;
 /// Priorities by the bits of throughput and delay in `IP_TOS` (`ip_tos2prio`).
 const PRIORITIES: [i32; 4] = [0, 2, 6, 4];
 /// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
@@ -347,12 +358,12 @@ impl Shim {
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 let info = state.host.tcp.info(socket)?;
                 let bytes = info.map(|info| info.receive_buffer_bytes).or(options.rcvbuf);
-                int(bytes.unwrap_or(131_072).into())
+                int(bytes.unwrap_or(RECEIVE_BUFFER_BYTES).into())
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 let info = state.host.tcp.info(socket)?;
                 let bytes = info.map(|info| info.send_buffer_bytes).or(options.sndbuf);
-                int(bytes.unwrap_or(16_384).into())
+                int(bytes.unwrap_or(SEND_BUFFER_BYTES).into())
             }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(options.nodelay.into()),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => int(options.cork.into()),
@@ -413,6 +424,12 @@ impl Shim {
                     None => tcp_info(info.as_ref(), Some(state.host.now_us)).to_vec(),
                 })
             }
+            // Neither of our algorithms tells something, as the kernel's of their names.
+            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => Ok(Vec::new()),
+            (libc::SOL_SOCKET, SO_MEMINFO) => {
+                let info = state.host.tcp.info(socket)?;
+                Ok(memory_info(info.as_ref(), &options))
+            }
             _ => Ok(entry.kept.value((level, name))?.to_ne_bytes().to_vec()),
         }
     }
@@ -436,6 +453,17 @@ fn timeout(value: &[u8]) -> Result<Option<u64>, Errno> {
     };
     let (Some(seconds), Some(us)) = (word(0), word(8)) else { return Err(Errno(libc::EINVAL)) };
     Ok(Some(seconds * SECOND_US + us).filter(|&us| us > 0))
+}
+
+/// Memory of a socket in the kernel's order, in bytes. What is not counted here is 0 (`sk_get_meminfo`).
+fn memory_info(info: Option<&TcpInfo>, options: &TcpOptions) -> Vec<u8> {
+    let mut words = [0_u32; MEMORY_WORDS];
+    words[MEMORY_RECEIVED] = info.map_or(0, |info| info.receive_memory_bytes);
+    let receive_bytes = info.map(|info| info.receive_buffer_bytes).or(options.rcvbuf);
+    words[MEMORY_RECEIVE_BUFFER] = receive_bytes.unwrap_or(RECEIVE_BUFFER_BYTES);
+    let send_bytes = info.map(|info| info.send_buffer_bytes).or(options.sndbuf);
+    words[MEMORY_SEND_BUFFER] = send_bytes.unwrap_or(SEND_BUFFER_BYTES);
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
 fn timeval(timeout_us: Option<u64>) -> Vec<u8> {

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroU32;
 
-use forebay_stack::tcp::{Algorithm, FastOpen, FastOpenKeys, TcpConfig, TcpOptions};
+use forebay_stack::tcp::{Algorithm, FastOpen, FastOpenKeys, MtuProbing, TcpConfig, TcpOptions};
 
 use crate::options::SECOND_US;
 
 const FOLDER: &str = "/proc/sys/net/ipv4";
 
 /// Names that mean something here.
-const NAMES: [&str; 25] = [
+const NAMES: [&str; 32] = [
+    "tcp_base_mss",
     "tcp_congestion_control",
     "tcp_ecn",
     "tcp_fastopen",
@@ -24,8 +25,14 @@ const NAMES: [&str; 25] = [
     "tcp_max_syn_backlog",
     "tcp_max_tw_buckets",
     "tcp_min_tso_segs",
+    "tcp_min_snd_mss",
+    "tcp_mtu_probe_floor",
+    "tcp_mtu_probing",
     "tcp_notsent_lowat",
     "tcp_orphan_retries",
+    "tcp_probe_interval",
+    "tcp_probe_threshold",
+    "tcp_retries1",
     "tcp_retries2",
     "tcp_rmem",
     "tcp_sack",
@@ -62,6 +69,7 @@ impl Sysctls {
 
     /// Settings with the changes.
     pub(crate) fn config(&self, mut config: TcpConfig) -> TcpConfig {
+        probing(&mut config, |name| self.changed.get(name)?.parse().ok());
         for (&name, value) in &self.changed {
             let words: Vec<u64> =
                 value.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -127,6 +135,24 @@ impl Sysctls {
     pub(crate) fn unsent_limit(&self) -> Option<NonZeroU32> {
         self.changed.get("tcp_notsent_lowat")?.parse().ok()
     }
+}
+
+/// Takes the settings of path MTU probing.
+pub(crate) fn probing(config: &mut TcpConfig, value: impl Fn(&str) -> Option<u32>) {
+    config.mtu_probing = match value("tcp_mtu_probing") {
+        None => config.mtu_probing,
+        Some(0) => MtuProbing::Off,
+        Some(1) => MtuProbing::AfterBlackHole,
+        Some(_) => MtuProbing::Always,
+    };
+    config.base_mss = value("tcp_base_mss").unwrap_or(config.base_mss);
+    config.min_snd_mss = value("tcp_min_snd_mss").unwrap_or(config.min_snd_mss);
+    config.mtu_probe_floor = value("tcp_mtu_probe_floor").unwrap_or(config.mtu_probe_floor);
+    config.probe_threshold = value("tcp_probe_threshold").unwrap_or(config.probe_threshold);
+    let interval_us = value("tcp_probe_interval").map(|seconds| u64::from(seconds) * SECOND_US);
+    config.probe_interval_us = interval_us.unwrap_or(config.probe_interval_us);
+    let retries1 = value("tcp_retries1").and_then(|count| u8::try_from(count).ok());
+    config.retries1 = retries1.unwrap_or(config.retries1);
 }
 
 /// Keys as the kernel writes them: words in hexadecimal digits, and a comma before the second key.
