@@ -166,7 +166,8 @@ impl Connection {
         self.state = match self.state {
             State::Established => State::FinWait1,
             State::CloseWait => State::LastAck,
-            State::SynReceived if self.awaits_ack() && self.is_orphan => State::FinWait1,
+            // As the kernel: nobody waits for the handshake, and the FIN may end it.
+            State::SynReceived if self.is_orphan => State::FinWait1,
             // The FIN follows when the handshake is over.
             State::SynReceived if self.awaits_ack() => return,
             State::SynReceived => State::SynReceived,
@@ -199,8 +200,8 @@ impl Connection {
                 self.disconnect(cx);
             }
             _ => {
-                // Of a connection that began with its SYN and was shut down, the FIN waits for this, too.
-                if !self.shut.send || self.state == State::SynReceived && self.awaits_ack() {
+                // Of a connection that was shut down before it was open, the FIN waits for this, too.
+                if !self.shut.send || self.state == State::SynReceived {
                     self.shut.send = true;
                     self.close_sending(cx);
                 }

@@ -121,6 +121,8 @@ impl Tcp {
             fast_open.queue = backlog;
         }
         let accepted = VecDeque::new();
+        // As the kernel: the mode of ACKs begins anew (`inet_csk_listen_start`).
+        let options = TcpOptions { quick_acks: TcpOptions::DEFAULT.quick_acks, ..options };
         let listener =
             Listener { options, fast_open, local, reuse_port, backlog, accepted, queues };
         self.entry_mut(socket)?.kind = Kind::Listener(Box::new(listener));
@@ -225,7 +227,12 @@ impl Tcp {
             let mut cx = self.context(self.pressure(), out);
             Connection::connect(&begin, &mut cx)
         };
-        self.entry_mut(socket)?.kind = Kind::Connection(Box::new(connection));
+        let entry = self.entry_mut(socket)?;
+        if let Kind::Idle(idle) =
+            std::mem::replace(&mut entry.kind, Kind::Connection(Box::new(connection)))
+        {
+            entry.before = Some(idle).filter(|idle| idle.has_more_than_options());
+        }
         self.targets.insert(&flow, Target::Connection(socket.index));
         Ok(fast_open)
     }
@@ -235,8 +242,11 @@ impl Tcp {
         let Some(entry) = self.sockets.at_mut(index) else { return };
         let Kind::Connection(connection) = &mut entry.kind else { return };
         connection.free(out.pool);
-        let idle = Idle { options: connection.options.get(), ..Idle::default() };
-        entry.kind = Kind::Idle(Box::new(idle));
+        let options = connection.options.get();
+        let mut idle = entry.before.take().unwrap_or_default();
+        *idle = Idle { options, error: None, ..*idle };
+        idle.forget_passing_options();
+        entry.kind = Kind::Idle(idle);
         let charge = std::mem::take(&mut entry.charge);
         self.memory_bytes -= charge.bytes();
         self.memory.replace(charge, Charge::default());
@@ -389,8 +399,8 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn disconnect(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
-        match self.entry_mut(socket)?.kind {
-            Kind::Idle(_) => {}
+        match &mut self.entry_mut(socket)?.kind {
+            Kind::Idle(idle) => idle.forget_passing_options(),
             Kind::Listener(_) => self.stop_listening(socket.index, out),
             Kind::Connection(_) => {
                 let error = self.call(socket, out, |connection, cx| connection.disconnect(cx))?;
@@ -438,7 +448,8 @@ impl Tcp {
         listening.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
         let queues = Arc::clone(&listening.queues);
         let &mut Listener { options, fast_open, reuse_port, .. } = &mut **listening;
-        let idle = Idle { options, fast_open, bound: Some(local), reuse_port, error: None };
+        let mut idle = Idle { options, fast_open, bound: Some(local), reuse_port, error: None };
+        idle.forget_passing_options();
         entry.kind = Kind::Idle(Box::new(idle));
         self.listeners.remove(local, index);
         for connection in accepted {

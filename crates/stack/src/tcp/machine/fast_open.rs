@@ -124,15 +124,18 @@ impl Tcp {
         Ok(())
     }
 
-    /// Fast Open of a socket; that of a connection is over.
+    /// Fast Open of a socket; of a connection, as it was set before.
     ///
     /// # Errors
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn fast_open(&self, socket: TcpSocket) -> Result<FastOpenOptions, TcpError> {
-        Ok(match &self.entry(socket)?.kind {
+        let entry = self.entry(socket)?;
+        Ok(match &entry.kind {
             Kind::Idle(idle) => idle.fast_open,
             Kind::Listener(listener) => listener.fast_open,
-            Kind::Connection(_) => FastOpenOptions::default(),
+            Kind::Connection(_) => {
+                entry.before.as_ref().map_or_else(Default::default, |idle| idle.fast_open)
+            }
         })
     }
 

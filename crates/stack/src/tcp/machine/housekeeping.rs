@@ -54,7 +54,7 @@ impl Tcp {
         self.generation = self.generation.wrapping_add(1);
         let (generation, counted) = (self.generation, State::Closed);
         let (told, charge) = (Told::default(), Charge::default());
-        let entry = SocketEntry { generation, kind, told, counted, charge };
+        let entry = SocketEntry { generation, kind, told, counted, charge, before: None };
         self.sockets.insert(entry)
     }
 

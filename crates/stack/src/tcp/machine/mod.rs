@@ -167,6 +167,8 @@ struct SocketEntry {
     /// State that counts in [`Tcp::levels`]; [`State::Closed`] of a socket that is not a connection.
     counted: State,
     charge: Charge,
+    /// Socket as it was before it connected, if it had more than options: a later `connect` needs that again.
+    before: Option<Box<Idle>>,
 }
 
 /// Readiness that was told last, a bit for each kind.
@@ -190,6 +192,19 @@ struct Idle {
     reuse_port: Option<ReusePort>,
     /// Error of the connection that was ended here, to be told by the next call.
     error: Option<TcpError>,
+}
+
+impl Idle {
+    /// Forgets options that end with a connection, or with listening (`tcp_disconnect`).
+    fn forget_passing_options(&mut self) {
+        let initial = TcpOptions::DEFAULT;
+        self.options.window_clamp = initial.window_clamp;
+        self.options.quick_acks = initial.quick_acks;
+    }
+
+    fn has_more_than_options(&self) -> bool {
+        self.bound.is_some() || self.fast_open != FastOpenOptions::default()
+    }
 }
 
 /// A listening socket.
