@@ -204,6 +204,10 @@ impl Shim {
         let mut low_water = self.lock().entry(fd)?.low_water_bytes as usize;
         let (mut filled, mut peeked) = (0, 0);
         let result = self.wait(waits && !flags.is_urgent, timeout_us, |state| {
+            if filled > 0 && state.has_nothing_more(fd)? {
+                // The next call tells why.
+                return Ok(0);
+            }
             let socket = state.entry(fd)?.socket;
             let room = &mut room[filled..];
             let read = state.host.call(|tcp, out| {
@@ -229,6 +233,9 @@ impl Shim {
             if is_waited_for {
                 peeked = read;
                 return if has_ended() { Ok(read) } else { Err(Errno::AGAIN) };
+            }
+            if state.has_nothing_more(fd)? {
+                return Ok(read);
             }
             filled += read;
             low_water = low_water.saturating_sub(read);
@@ -309,6 +316,10 @@ impl Shim {
             let socket = state.entry(fd)?.socket;
             if std::mem::replace(&mut is_waiting, true) && !state.readiness(fd)?.writable {
                 return Err(Errno::AGAIN);
+            }
+            if written > 0 && state.readiness(fd)?.failed {
+                // The next call tells the error.
+                return Err(Errno(libc::EPIPE));
             }
             let (rest, flags) = (&bytes[written..], flags.of_write());
             written += state.host.call(|tcp, out| tcp.write(socket, rest, flags, out))?;
@@ -499,6 +510,14 @@ impl State {
         let went_on = self.host.step(end_us.min(until_us));
         self.has_changed |= went_on;
         went_on || until_us < end_us
+    }
+
+    /// True if everything was read, and an error or the end follows.
+    fn has_nothing_more(&mut self, fd: i32) -> Result<bool, Errno> {
+        let readiness = self.readiness(fd)?;
+        let socket = self.entry(fd)?.socket;
+        let unread = self.host.tcp.info(socket)?.map_or(0, |info| info.unread_bytes);
+        Ok((readiness.failed || readiness.peer_closed) && unread == 0)
     }
 
     pub(crate) fn entry(&mut self, fd: i32) -> Result<&mut Entry, Errno> {

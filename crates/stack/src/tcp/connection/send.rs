@@ -488,8 +488,8 @@ impl Connection {
     }
 
     /// Sends a segment although the window is closed, or a probe without data
-    /// (`tcp_write_wakeup`).
-    pub(super) fn send_window_probe(&mut self, cx: &mut Context<'_>) {
+    /// (`tcp_write_wakeup`). Returns false without a frame.
+    pub(super) fn send_window_probe(&mut self, cx: &mut Context<'_>) -> bool {
         let window_left = self.window_end().bytes_since(self.send.next);
         if let Some(next) = self.next_segment(1, self.segment_room())
             && window_left > 0
@@ -500,8 +500,7 @@ impl Connection {
             if len_bytes > 0 || has_fin {
                 // As the kernel: a small one does not hold back the next (`tcp_minshall_update` is not called).
                 let small_end = self.send.small_end;
-                // Ignored, as above.
-                let _ = self.send_new(
+                let sent = self.send_new(
                     &NextSegment {
                         len_bytes,
                         is_last: is_whole && next.is_last,
@@ -512,11 +511,25 @@ impl Connection {
                     cx,
                 );
                 self.send.small_end = small_end;
+                return sent != Err(Halt::NoFrame);
             }
-            return;
+            return true;
+        }
+        if self.is_urgent_near() {
+            // As the kernel: the number that the pointer counts from first.
+            cx.counters.win_probe.add(1);
+            self.send_empty(self.send.una, cx);
         }
         cx.counters.win_probe.add(1);
-        self.send_empty(self.send.una - 1, cx);
+        self.send_empty(self.send.una - 1, cx)
+    }
+
+    /// True if an urgent byte of ours is not acknowledged, and a pointer reaches it.
+    fn is_urgent_near(&self) -> bool {
+        let una = self.send.una;
+        self.send.urgent.is_some_and(|urgent| {
+            urgent.is_after(una) && urgent.bytes_since(una) <= u32::from(u16::MAX)
+        })
     }
 
     /// Shrinks an unproven window after a pause (RFC 5681, section 4.1; `tcp_cwnd_restart`).

@@ -12,6 +12,9 @@ use super::{Connection, Context, State, Substate, ms_since, stamp_ms};
 /// Time after which a peer whose window shrank is given up, in µs.
 const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
 
+/// Time after which a window probe that found no frame is tried again (`TCP_RESOURCE_PROBE_INTERVAL`), in µs.
+const FRAME_WAIT_US: u64 = 500 * MS;
+
 /// Purpose of the timer that waits for the peer (`icsk_pending`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Waiting {
@@ -343,11 +346,15 @@ impl Connection {
         if is_over || is_stale || self.recovery.probes_out >= limit {
             return self.give_up(cx);
         }
-        self.send_window_probe(cx);
+        let was_sent = self.send_window_probe(cx);
         if !self.sent.is_empty() {
             (self.recovery.probes_out, self.recovery.backoff) = (0, 0);
             self.recovery.probing_since_ms = 0;
             return;
+        }
+        if !was_sent {
+            // Soon again, and uncounted: the peer was not asked.
+            return self.arm_probe_in(FRAME_WAIT_US, cx.now_us);
         }
         self.recovery.probes_out = self.recovery.probes_out.saturating_add(1);
         self.recovery.backoff = self.recovery.backoff.saturating_add(1).min(cx.config.retries2);
@@ -359,9 +366,12 @@ impl Connection {
         u64::from(ms_since(self.recovery.probing_since_ms, now_us)) * MS
     }
 
-    /// Arms the next probe, not later than the user's time-out (`tcp_clamp_probe0_to_user_timeout`).
     pub(super) fn arm_probe(&mut self, now_us: u64) {
-        let mut wait_us = self.probe_interval_us();
+        self.arm_probe_in(self.probe_interval_us(), now_us);
+    }
+
+    /// Arms the next probe, not later than the user's time-out (`tcp_clamp_probe0_to_user_timeout`).
+    fn arm_probe_in(&mut self, mut wait_us: u64, now_us: u64) {
         let user_us = self.options.rare.user_timeout_us;
         if user_us > 0 && self.recovery.probing_since_ms > 0 {
             let left_us = user_us.saturating_sub(self.probing_us(now_us));

@@ -236,9 +236,9 @@ impl Connection {
         }
     }
 
-    /// Sends an ACK with a number that was used before, which the peer must answer.
-    pub(super) fn send_empty(&mut self, seq: Seq, cx: &mut Context<'_>) {
-        self.transmit(seq, 0, 0, Flags::ACK, 0, cx);
+    /// Sends an ACK with a number that was used before, which the peer must answer. Returns false without a frame.
+    pub(super) fn send_empty(&mut self, seq: Seq, cx: &mut Context<'_>) -> bool {
+        self.transmit(seq, 0, 0, Flags::ACK, 0, cx)
     }
 
     /// Sends a reset (`tcp_send_active_reset`).

@@ -198,6 +198,7 @@ impl Idle {
     /// Forgets options that end with a connection, or with listening (`tcp_disconnect`).
     fn forget_passing_options(&mut self) {
         let initial = TcpOptions::DEFAULT;
+        self.options.max_segment = initial.max_segment;
         self.options.window_clamp = initial.window_clamp;
         self.options.quick_acks = initial.quick_acks;
     }

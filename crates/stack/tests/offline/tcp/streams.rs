@@ -143,6 +143,35 @@ fn tcp_6_data_wait_for_a_frame() {
     pair.check_rest();
 }
 
+/// A connection that found no frame for long sends soon after there is one, and is not given up meanwhile.
+#[test]
+fn tcp_6_frame_after_long_is_used_soon() {
+    let mut pair = Pair::new(1, Faults::default(), [TcpConfig::default(); 2]);
+    let (client, server) = pair.open(80);
+    let pool = &mut pair.hosts[0].pool;
+    let taken: Vec<_> = std::iter::from_fn(|| pool.allocate(1)).collect();
+    let write =
+        |tcp: &mut Tcp, out: &mut TcpOut<'_>| tcp.write(client, &[7; 100], Default::default(), out);
+    assert_eq!(pair.call(0, write), Ok(100));
+    let free_us = pair.now_us + 100_000_000;
+    while pair.now_us < free_us {
+        assert!(pair.step(), "a timer waits for the frame");
+    }
+    let info = pair.hosts[0].tcp.info(client).unwrap().unwrap();
+    assert_eq!((info.unacked, info.probes, info.backoff), (0, 0, 0), "the peer was not asked");
+    let free_us = pair.now_us;
+    taken.into_iter().for_each(|frame| pair.hosts[0].pool.put(frame));
+    let mut room = [0; 100];
+    while pair.call(1, |tcp, out| tcp.read(server, &mut room, out)) != Ok(100) {
+        assert!(pair.step(), "a timer waits for the frame");
+    }
+    assert!(pair.now_us - free_us <= 1_000_000, "{} µs", pair.now_us - free_us);
+    for (host, socket) in [(0, client), (1, server)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
+    pair.check_rest();
+}
+
 prop_compose! {
     fn faults()(
         loss in 0_u32..15, repeat in 0_u32..10, reorder in 0_u32..30, delay_us in 0_u64..60_000, merges: bool,
