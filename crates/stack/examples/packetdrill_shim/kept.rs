@@ -50,12 +50,14 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
         },
         libc::IPPROTO_IP => match name {
             libc::IP_TTL => (Values::Within(1..=255), 64),
+            libc::IP_MINTTL => (Values::Within(0..=255), 0),
             libc::IP_MTU_DISCOVER => (Values::Within(0..=5), 1),
             libc::IP_RECVERR | libc::IP_FREEBIND => (Values::Switch, 0),
             _ => return None,
         },
         libc::IPPROTO_IPV6 => match name {
             libc::IPV6_UNICAST_HOPS => (Values::Within(0..=255), 64),
+            libc::IPV6_MINHOPCOUNT => (Values::Within(0..=255), 0),
             libc::IPV6_MTU_DISCOVER => (Values::Within(0..=5), 1),
             libc::IPV6_RECVERR | libc::IPV6_V6ONLY => (Values::Switch, 0),
             _ => return None,

@@ -290,6 +290,15 @@ impl Shim {
                 }
                 self.keep(fd, (level, name), on.into())
             }
+            (libc::IPPROTO_IP, libc::IP_MINTTL) | (libc::IPPROTO_IPV6, libc::IPV6_MINHOPCOUNT) => {
+                let least = number?;
+                self.keep(fd, (level, name), least)?;
+                let min_ttl = u8::try_from(least).unwrap_or(u8::MAX);
+                let is_meant = (level == libc::IPPROTO_IPV6) == self.lock().host.is_ipv6();
+                self.set_options(fd, |options| {
+                    options.min_ttl = if is_meant { min_ttl } else { options.min_ttl }
+                })
+            }
             (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
                 let hops = if number? == -1 { DEFAULT_HOPS } else { number? };
                 self.keep(fd, (level, name), hops)?;

@@ -250,6 +250,9 @@ pub struct TcpOptions {
     pub tos: u8,
     /// Time to live, or hop limit, of packets sent (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub ttl: u8,
+    /// Least time to live, or hop limit, of segments received: those from farther away are dropped (RFC 5082; `IP_MINTTL`,
+    /// `IPV6_MINHOPCOUNT`).
+    pub min_ttl: u8,
     /// Tells errors of the path of an open connection at once, and not only if it is given up (`IP_RECVERR`,
     /// `IPV6_RECVERR`).
     pub tells_path_errors: bool,
@@ -281,6 +284,7 @@ impl TcpOptions {
         quick_acks: true,
         tos: 0,
         ttl: DEFAULT_TTL,
+        min_ttl: 0,
         tells_path_errors: false,
         unsent_limit: None,
     };

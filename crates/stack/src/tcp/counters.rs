@@ -118,6 +118,8 @@ counters! {
     ack_skipped_time_wait = "TCPACKSkippedTimeWait",
     /// Segments with a signature (RFC 2385), for which there is no key.
     md5_unexpected = "TCPMD5Unexpected",
+    /// Segments from farther away than their socket permits.
+    min_ttl_drop = "TCPMinTTLDrop",
     /// Segments of a handshake that echo no timestamp of its SYN-ACKs.
     tsecr_rejected = "TSEcrRejected",
     /// Time-outs of retransmission.

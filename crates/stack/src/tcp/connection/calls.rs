@@ -256,6 +256,11 @@ impl Connection {
         self.finish(cx);
     }
 
+    /// Least time to live of segments that are taken.
+    pub(in crate::tcp) fn min_ttl(&self) -> u8 {
+        self.options.rare.min_ttl
+    }
+
     /// Replaces the socket's options. Those of the handshake keep what was agreed.
     pub(in crate::tcp) fn set_options(&mut self, options: TcpOptions, cx: &mut Context<'_>) {
         let before = self.options.get();

@@ -35,6 +35,7 @@ pub(super) struct RareOptions {
     pub(super) syn_retries: Option<NonZeroU8>,
     pub(super) defer_retries: u8,
     pub(super) unsent_limit: Option<NonZeroU32>,
+    pub(super) min_ttl: u8,
     quick_acks: bool,
 }
 
@@ -54,6 +55,7 @@ impl RareOptions {
             syn_retries: options.syn_retries,
             defer_retries: options.defer_retries,
             unsent_limit: options.unsent_limit,
+            min_ttl: options.min_ttl,
             quick_acks: options.quick_acks,
         }
     }
@@ -125,6 +127,7 @@ impl ConnectionOptions {
             ttl: self.ttl,
             tells_path_errors: self.tells_path_errors,
             unsent_limit: rare.unsent_limit,
+            min_ttl: rare.min_ttl,
         }
     }
 }

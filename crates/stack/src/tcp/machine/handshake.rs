@@ -16,7 +16,7 @@ use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
 use super::fast_open::FastOpening;
 use super::request::{Request, UNKNOWN, announced_mss};
-use super::{Kind, Listener, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
+use super::{Kind, Listener, SocketEntry, Target, Tcp, TcpOut, TcpSocket, is_too_far};
 
 /// A SYN at a listener.
 pub(super) struct Syn<'a> {
@@ -39,7 +39,12 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        if segment.has(Flags::RST) {
+        let min_ttl = self.sockets.at(listener).map_or(0, |entry| entry.options().min_ttl);
+        let is_too_far = is_too_far(Some(&packet), min_ttl);
+        if is_too_far {
+            self.counters.min_ttl_drop.add(1);
+        }
+        if segment.has(Flags::RST) || is_too_far {
             out.pool.put(packet.frame);
             return Answer::None;
         }
