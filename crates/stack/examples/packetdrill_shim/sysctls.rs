@@ -11,17 +11,19 @@ use crate::options::SECOND_US;
 const FOLDER: &str = "/proc/sys/net/ipv4";
 
 /// Names that mean something here.
-const NAMES: [&str; 32] = [
+const NAMES: [&str; 34] = [
     "tcp_base_mss",
     "tcp_congestion_control",
     "tcp_ecn",
     "tcp_fastopen",
+    "tcp_fastopen_blackhole_timeout_sec",
     "tcp_fastopen_key",
     "tcp_fin_timeout",
     "tcp_invalid_ratelimit",
     "tcp_keepalive_intvl",
     "tcp_keepalive_probes",
     "tcp_keepalive_time",
+    "tcp_max_orphans",
     "tcp_max_syn_backlog",
     "tcp_max_tw_buckets",
     "tcp_min_tso_segs",
@@ -86,8 +88,12 @@ impl Sysctls {
                 },
                 "tcp_ecn" => (config.asks_ecn, config.accepts_ecn) = (first == 1, on),
                 "tcp_fastopen" => config.fast_open = FastOpen(number),
+                "tcp_fastopen_blackhole_timeout_sec" => {
+                    config.fast_open_blackhole_timeout_us = first * SECOND_US;
+                }
                 "tcp_fin_timeout" => config.fin_timeout_us = first * SECOND_US,
                 "tcp_invalid_ratelimit" => config.invalid_ratelimit_us = first * 1000,
+                "tcp_max_orphans" => config.max_orphans = number,
                 "tcp_max_syn_backlog" => config.max_syn_backlog = number,
                 "tcp_max_tw_buckets" => config.max_time_wait = number,
                 "tcp_min_tso_segs" => config.min_gso_segments = number,
