@@ -52,8 +52,12 @@ const RETRY_NS: u64 = 100_000;
 /// Number of windows after which a queue that has not planned counts as idle.
 const STALE_WINDOWS: u64 = 3;
 
-/// Maximum of [`Balance::awaited`]: one heavy flow ends, and another begins. Bursts of several hold back no moves for longer.
-const AWAITED_MAX: u8 = 2;
+/// Change of [`Balance::awaited`] by a window that makes no moves; another window takes 1 away. So bursts of many flows hold
+/// back one window in five at most.
+const AWAITED: u8 = 4;
+
+/// Maximum of [`Balance::awaited`]. Two windows in a row await a weight: one heavy flow ends, and another begins.
+const AWAITED_MAX: u8 = 2 * AWAITED;
 
 /// Maximum number of groups that one round assigns anew.
 pub const BALANCE_ROUND_MAX: u32 = 64;
@@ -119,7 +123,7 @@ pub(super) struct Balance {
     retry_at_ns: u64,
     /// True if the last window asked for moves.
     was_beyond: bool,
-    /// Number of windows in a row that made no moves because the next one confirms how heavy a group is.
+    /// Windows lately that made no moves because the next one was to confirm how heavy a group is: [`AWAITED`] for each.
     awaited: u8,
 }
 
@@ -162,7 +166,8 @@ impl Balance {
 
     fn restart(&mut self, shift: u32, map: &RpsMap) {
         self.groups = Some(Box::new(Groups::new(shift, map)));
-        (self.shares, self.window_start_ns, self.was_beyond) = (Shares::default(), 0, false);
+        (self.shares, self.window_start_ns) = (Shares::default(), 0);
+        (self.was_beyond, self.awaited) = (false, 0);
         self.unpolled.begin();
     }
 
@@ -229,7 +234,7 @@ impl Balance {
             groups.begin_first_window();
             self.shares.begin(loads);
             self.unpolled.begin();
-            self.was_beyond = false;
+            (self.was_beyond, self.awaited) = (false, 0);
             return None;
         }
         groups.end_window(past_ns);
@@ -256,6 +261,8 @@ impl Balance {
     /// windows in a row, because a single window is short enough to be chance.
     fn move_groups(&mut self, claim: &BoardClaim<'_>, now_ns: u64) -> u32 {
         let Some(groups) = &mut self.groups else { return 0 };
+        let awaited_before = self.awaited;
+        self.awaited = awaited_before.saturating_sub(1);
         if !claim.may_move() {
             return 0; // for lack of moves, not of reasons
         }
@@ -266,11 +273,10 @@ impl Balance {
             self.was_beyond = false;
             return 0;
         }
-        if self.awaited < AWAITED_MAX && self.shares.awaits_heavy(groups) {
-            self.awaited += 1;
+        if awaited_before <= AWAITED_MAX - AWAITED && self.shares.awaits_heavy(groups) {
+            self.awaited = awaited_before + AWAITED;
             return 0;
         }
-        self.awaited = 0;
         groups.begin_round();
         let (mut moves, mut is_beyond) = (0, false);
         while moves < BALANCE_ROUND_MAX

@@ -188,6 +188,61 @@ fn rps_b1_pair_moves_between_bursts() {
     assert!((1..8).contains(&moved), "{moved} of 8 flows on the other CPU");
 }
 
+/// Bursts of heavy flows in every window hold back the first moves of two CPUs for two windows, and later ones seldom.
+#[test]
+fn rps_b1_bursts_seldom_hold_pair_back() {
+    let percent = |percent: u64| u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
+    let mut bench = Bench::new(2, 0);
+    let calm: Vec<_> =
+        (0..100).map(|number| Source { hash: number << 25 | 1, packets: percent(1) }).collect();
+    let steady = |at: u32| Source { hash: (at % 60) << 24 | 1 << 20, packets: percent(4) };
+    let burst =
+        |at: u32| Source { hash: 1 << 31 | (at % 60) << 24 | 2 << 20, packets: percent(60) };
+    for _ in 0..50 {
+        bench.window(&calm);
+    }
+    // More and more flows on the first CPU, and a burst of another flow in each window.
+    let (mut sources, mut with_moves) = (calm, Vec::new());
+    for window in 0..60 {
+        sources.push(steady(window));
+        let (_, round) = bench.window(&[&sources[..], &[burst(window)]].concat());
+        if round.is_some_and(|round| round.moves > 0) {
+            with_moves.push(window);
+        }
+    }
+    assert!(with_moves[0] < 4 && with_moves.len() >= 10, "moves after windows {with_moves:?}");
+}
+
+/// After a burst that came long ago, a heavy flow is awaited as it would be without it.
+#[test]
+fn rps_b2_pair_awaits_after_burst() {
+    let percent = |percent: u64| u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
+    let mut bench = Bench::new(2, WINDOW_NS * 10 / 100);
+    let light: Vec<_> =
+        (0..20).map(|number| Source { hash: number << 27 | 1, packets: percent(2) }).collect();
+    let flow = |hash, share| Source { hash, packets: percent(share) };
+    let ending = flow(1 << 31 | 1 << 20, 50);
+    let beginning = flow(1 << 20, 90);
+    let before = [&light[..], &[ending]].concat();
+    for _ in 0..200 {
+        bench.window(&before);
+    }
+    assert_eq!([bench.cpu_of(ending), bench.cpu_of(beginning)], [1, 0].map(CpuId));
+    bench.window(&[&before[..], &[flow(1 << 31 | 2 << 20, 100)]].concat());
+    for _ in 0..50 {
+        bench.window(&before);
+    }
+    for _ in 0..2 {
+        bench.window(&light);
+    }
+    for _ in 0..2 {
+        bench.window(&[&light[..], &[beginning]].concat());
+    }
+    let (work, _) = bench.window(&[&light[..], &[beginning]].concat());
+    assert_eq!(bench.cpu_of(beginning), CpuId(1));
+    assert!(work.iter().all(|work_ns| *work_ns <= WINDOW_NS * 92 / 100), "{work:?}");
+}
+
 /// No window is so long that a rate is too large for it.
 #[test]
 fn rps_b1_weights_are_right_in_long_windows() {
