@@ -35,6 +35,8 @@ mod hold; //        packets that wait for a move
 mod fence; //       packets that wait for all before them
 mod stay; //        packets that stay on another CPU than the desired one
 mod verdict; //     decision on a packet
+mod held; //        decisions on packets that wait
+mod changes; //     changes while packets flow
 mod journal; //     counters and events
 mod state; //       state shown by `explain`
 
@@ -67,12 +69,10 @@ use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 
-use crate::arrive::PollStatus;
 use crate::backlog::{Backlogs, Depth};
 use crate::counters::Histogram;
-use crate::cpu::{CpuId, RxQueue};
+use crate::cpu::CpuId;
 use crate::hash::FlowHash;
-use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
 
 /// Steering of one rx queue. One writer: the polling CPU.
@@ -195,209 +195,6 @@ impl Steering {
         self.tables.now.slots.slot_of(hash)
     }
 
-    /// Appends a packet to its hold.
-    ///
-    /// # Errors
-    /// Returns the packet if the arena or the hold is full.
-    pub fn hold(&mut self, hold: HoldId, packet: Packet) -> Result<(), Packet> {
-        self.holds.push(hold, packet)
-    }
-
-    /// Decides whether the packets of a hold may move.
-    pub fn decide_release(&mut self, id: HoldId, backlogs: &mut Backlogs) -> Release {
-        let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
-            return Release::Wait;
-        };
-        let (cpu, desired_by) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
-        debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
-        debug_assert!(
-            match hold.waits_for {
-                Predecessors::Backlog(from, tail) => {
-                    let at = self.tables.get(hold.slot);
-                    (at.cpu(), at.tail) == (Some(from), tail)
-                }
-                Predecessors::Fence(_) => self.tables.get(hold.slot).cpu().is_none(),
-            },
-            "a hold waits for the last packet of its slot"
-        );
-        let forward = |steer_reason, head_old| {
-            Release::Forward(Target {
-                cpu,
-                steer_reason,
-                desired_by,
-                slot: Some(hold.slot),
-                head_old,
-            })
-        };
-        match hold.waits_for {
-            // The desired CPU is the old one again, or a part of the hold has already moved there:
-            // the rest follows.
-            Predecessors::Backlog(from, _) if from == cpu => forward(desired_by, None),
-            Predecessors::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
-                Depth::Drained(head) => forward(SteerReason::Held, Some(head)),
-                Depth::Near(_) | Depth::Far(_) => Release::Wait,
-            },
-            // The CPU of the predecessors is unknown until the fence is passed.
-            Predecessors::Fence(fence) if self.fences.stands(fence) => Release::Wait,
-            Predecessors::Fence(_) => forward(SteerReason::Held, None),
-        }
-    }
-
-    /// Decides the target of a hold's packets when it cannot take another: the CPU of their
-    /// predecessors, if other slots fill the arena. The move is given up until there is room.
-    pub fn decide_give_up(&self, id: HoldId) -> Release {
-        // A slot that has its full share fills the arena itself, and keeps waiting.
-        let has_share = self.holds.len_of(id) >= self.holds.share();
-        self.stay_of(id).filter(|_| !has_share).map_or(Release::Wait, Release::Forward)
-    }
-
-    /// Longest of the first `holds_max` holds whose oldest packet may follow its predecessors, and
-    /// the target of that packet.
-    pub fn longest_to_yield(
-        &self,
-        holds_max: usize,
-        backlogs: &mut Backlogs,
-    ) -> Option<(HoldId, Target)> {
-        let holds = self.holds.active().iter().take(holds_max);
-        let stays = holds.filter_map(|&id| Some((id, self.stay_of(id)?)));
-        stays
-            .filter(|(_, target)| backlogs.has_room(target.cpu))
-            .max_by_key(|(id, _)| self.holds.len_of(*id))
-    }
-
-    /// Target of a hold's oldest packet if it does not move: the CPU of its predecessors. `None` if
-    /// that is unknown, as behind a fence, or outside the map and without packets of this flow.
-    fn stay_of(&self, id: HoldId) -> Option<Target> {
-        let (hold, front) = (self.holds.get(id)?, self.holds.front(id)?);
-        let Predecessors::Backlog(cpu, _) = hold.waits_for else { return None };
-        if !self.may_stay(front.hash, hold.slot, cpu) {
-            return None;
-        }
-        let (_, desired_by) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
-        let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
-        Some(Target { cpu, steer_reason, desired_by, slot, head_old })
-    }
-
-    /// Takes the oldest packet of a hold whose move is given up, if it may stay on this CPU.
-    pub fn pop_held_to_stay(&mut self, id: HoldId, cpu: CpuId) -> Option<Packet> {
-        let slot = self.holds.get(id)?.slot;
-        if !self.may_stay(self.holds.front(id)?.hash, slot, cpu) {
-            return None;
-        }
-        let packet = self.holds.pop(id)?;
-        self.count_unholdable(slot);
-        Some(packet)
-    }
-
-    /// Counts a packet that follows those of a hold whose move was given up. Returns false if it
-    /// may not.
-    #[must_use]
-    pub fn stay_unholdable(&mut self, flow: FlowHash, target: Target) -> bool {
-        let Some(slot) = target.slot else { return false };
-        let may_stay = self.may_stay(flow, slot, target.cpu);
-        if may_stay {
-            self.count_unholdable(slot);
-        }
-        may_stay
-    }
-
-    /// Takes the oldest packet of a hold.
-    pub fn pop_held(&mut self, id: HoldId) -> Option<Packet> {
-        self.holds.pop(id)
-    }
-
-    /// Ends a hold if it is empty. Returns true if so.
-    pub fn end_hold(&mut self, id: HoldId, now_ns: u64) -> bool {
-        let Some(&hold) = self.holds.get(id) else { return true };
-        if self.holds.front(id).is_some() {
-            return false;
-        }
-        self.record_held(hold.since_ns, now_ns);
-        debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
-        self.tables.now.slots.get_mut(hold.slot).set_hold(None);
-        self.holds.end(id);
-        true
-    }
-
-    /// Decides whether the line before the front fence may advance, and lifts passed fences.
-    pub fn decide_line(&mut self, now_ns: u64, backlogs: &mut Backlogs) -> Release {
-        while let Some(fence) = self.fences.front_mut() {
-            let is_passed = fence.is_passed(backlogs);
-            if let Some(front) = self.holds.line_front(fence.line) {
-                if is_passed {
-                    let slots = &self.tables.now.slots;
-                    let slot = slots.slot_of(front.hash);
-                    fence.line_to = Some(self.desired_cpus.of(front.hash, slots, slot).0);
-                }
-                let hash = front.hash;
-                let goes_on = !self.holds.is_line_at_seam(fence.line);
-                return match fence.line_to {
-                    Some(cpu) if is_passed || goes_on && self.desired_cpus.may_go_to(hash, cpu) => {
-                        Release::Forward(Target::of_line(cpu))
-                    }
-                    // The backlogs must drain first, or a seam is next, or the line's CPU is no
-                    // longer allowed.
-                    _ => Release::Wait,
-                };
-            }
-            if !is_passed {
-                return Release::Wait;
-            }
-            let held_since_ns = fence.held_since_ns;
-            self.fences.lift();
-            self.tables.passed(&self.fences);
-            held_since_ns.into_iter().for_each(|since_ns| self.record_held(since_ns, now_ns));
-        }
-        Release::Wait
-    }
-
-    /// Takes the oldest packet of the line before the front fence.
-    pub fn leave_line(&mut self) -> Option<Packet> {
-        self.holds.line_pop(&mut self.fences.front_mut()?.line)
-    }
-
-    /// Active hold at this index; the order is arbitrary.
-    #[must_use]
-    pub fn active_hold(&self, index: usize) -> Option<HoldId> {
-        self.holds.active().get(index).copied()
-    }
-
-    /// Number of active holds.
-    #[must_use]
-    pub fn active_holds(&self) -> usize {
-        self.holds.active().len()
-    }
-
-    /// True if packets are held or lined up.
-    #[must_use]
-    pub fn is_waiting(&self) -> bool {
-        self.fences.is_any() || self.active_holds() > 0
-    }
-
-    /// True if the next packet of a flow would be held behind others, or wait for a fence.
-    #[must_use]
-    pub fn is_flow_waiting(&self, hash: FlowHash) -> bool {
-        self.fences.is_any() || self.hold_of(hash).is_some()
-    }
-
-    /// Number of held packets.
-    #[must_use]
-    pub fn held(&self) -> usize {
-        self.holds.len()
-    }
-
-    /// Maximum number of held packets of one slot.
-    #[must_use]
-    pub fn hold_share(&self) -> usize {
-        self.holds.most_of_one()
-    }
-
-    /// Number of further packets that can be held for any slot.
-    #[must_use]
-    pub fn hold_room(&self) -> usize {
-        self.holds.room_for_any()
-    }
-
     /// Counters since the start.
     #[must_use]
     pub fn tally(&self) -> SteerTally {
@@ -466,18 +263,6 @@ impl Steering {
         forward(cpu, SteerReason::Stay, None)
     }
 
-    /// Begins a hold for a slot; `None` if no further packet can be held.
-    fn begin_hold(&mut self, slot: SlotId, waits_for: Predecessors, now_ns: u64) -> Option<HoldId> {
-        if self.holds.room() == 0 {
-            return None;
-        }
-        debug_assert!(self.tables.get(slot).hold().is_none(), "a slot has one hold at a time");
-        let hold = self.holds.begin(slot, waits_for, now_ns)?;
-        self.tally.holds += 1;
-        self.tables.now.slots.get_mut(slot).set_hold(Some(hold));
-        Some(hold)
-    }
-
     /// True if a packet may follow the slot's last one to a CPU that is not desired.
     fn may_stay(&self, flow: FlowHash, slot: SlotId, cpu: CpuId) -> bool {
         self.desired_cpus.allows(cpu) || self.tables.get(slot).last_flow == flow
@@ -512,137 +297,5 @@ impl Steering {
             waited_ns: if was_refused_before { since(stay.since_ns) } else { held_ns },
             held_ns,
         });
-    }
-
-    fn record_held(&mut self, since_ns: u64, now_ns: u64) {
-        let held_ns = now_ns.saturating_sub(since_ns);
-        self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
-        self.held_ns.record(held_ns, 1);
-    }
-}
-
-/// Changes while packets flow.
-impl Steering {
-    /// Replaces the RPS map; flows move as their next packets arrive (RPS-11).
-    pub fn set_rps_map(&mut self, rps_map: RpsMap) {
-        self.desired_cpus.set_asked(rps_map);
-    }
-
-    /// Notes where the backlog of a new CPU begins.
-    pub fn connect(&mut self, cpu: CpuId, start: Position) {
-        self.desired_cpus.connect(cpu, start);
-    }
-
-    /// Sets the running CPUs: the others get no new flows (RPS-9), and their flows leave.
-    pub fn set_running(&mut self, running: RpsMap) {
-        self.desired_cpus.set_running(running);
-    }
-
-    /// Sets the polling CPU.
-    pub fn set_polling_cpu(&mut self, cpu: CpuId) {
-        self.desired_cpus.set_polling_cpu(cpu);
-    }
-
-    /// Replaces the socket-flow table.
-    pub fn set_sock_flows(&mut self, sock_flows: Option<Arc<SockFlowTable>>) {
-        self.desired_cpus.set_sock_flows(sock_flows);
-    }
-
-    /// Replaces the flow table. The old one is read until all packets that it knows are processed.
-    pub fn set_flow_tables(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
-        self.desired_cpus.set_rfs(tables.has_rfs);
-        self.desired_cpus.set_table(&tables.slots);
-        self.tables.replace(tables, self.fences.to_raise());
-        self.raise_fence(now_ns, backlogs);
-    }
-
-    /// Replaces the flow table after a change of the hash key, which makes recorded slots void.
-    pub fn rehash(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
-        self.desired_cpus.set_rfs(tables.has_rfs);
-        self.desired_cpus.rehash(&tables.slots);
-        self.tables.replace_by_fence(tables, self.fences.to_raise());
-        self.journal.forget_moves();
-        self.raise_fence(now_ns, backlogs);
-    }
-
-    /// Keeps a retired flow table until it is [taken](Self::take_retired).
-    pub fn retire(&mut self, tables: FlowTables) {
-        self.tables.retire(tables);
-    }
-
-    /// Takes a retired flow table, to be freed off the path.
-    pub fn take_retired(&mut self) -> Option<FlowTables> {
-        self.tables.take_retired()
-    }
-
-    /// Creates empty tables of the current size.
-    #[must_use]
-    pub fn tables_alike(&self) -> FlowTables {
-        self.tables.now.alike()
-    }
-
-    /// Takes note of a poll, and of the state of its source afterwards.
-    pub fn note_poll(&mut self, status: PollStatus) {
-        self.desired_cpus.note_poll(status);
-    }
-
-    /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.
-    pub fn update_spread(&mut self, now_ns: u64, full_burst: bool, backlogs: &Backlogs) -> bool {
-        self.desired_cpus.update_spread(now_ns, full_burst, backlogs.tails())
-    }
-
-    /// Replaces the configuration of the spread.
-    pub fn set_spread(&mut self, config: SpreadConfig) {
-        self.desired_cpus.set_spread(config);
-    }
-
-    /// Number of CPUs that the load needs now.
-    #[must_use]
-    pub fn active_cpus(&self) -> usize {
-        self.desired_cpus.active_cpus()
-    }
-
-    /// Decides how many CPUs the load needs, from the loads of all CPUs and the frames that the queue has taken in. Returns
-    /// true if desired CPUs have changed.
-    pub fn resize(
-        &mut self,
-        now_ns: u64,
-        loads: (&[CpuLoad], u64),
-        backlogs: &mut Backlogs,
-    ) -> bool {
-        self.desired_cpus.resize(now_ns, loads, backlogs.ends())
-    }
-
-    /// Replaces the configuration of the balance.
-    pub fn set_balance(&mut self, config: BalanceConfig) {
-        self.desired_cpus.set_balance(config, &self.tables.now.slots);
-    }
-
-    /// Weighs packets for the balance, if it is on.
-    pub fn weigh(&mut self, packets: &[Packet]) {
-        self.desired_cpus.weigh(packets);
-    }
-
-    /// True if the loads of all CPUs are due to be read.
-    #[must_use]
-    pub fn is_load_due(&self, now_ns: u64) -> bool {
-        self.desired_cpus.is_load_due(now_ns)
-    }
-
-    /// Lets the queue balance together with all others on the board, under this number.
-    pub fn set_board(&mut self, board: Arc<BalanceBoard>, queue: RxQueue) {
-        self.desired_cpus.set_board(board, queue.0.into());
-    }
-
-    /// Balances the loads of all CPUs, by [`CpuId::index`]; `None` if there is nothing to compare
-    /// with.
-    pub fn balance(&mut self, now_ns: u64, loads: &[CpuLoad]) -> Option<BalanceRound> {
-        self.desired_cpus.balance(now_ns, loads)
-    }
-
-    fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {
-        self.fences.raise(&mut self.holds, backlogs);
-        debug_assert!(self.fences.is_any(), "a replaced table has a fence behind its packets");
-        self.watch_anew(now_ns);
     }
 }

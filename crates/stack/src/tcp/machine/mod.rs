@@ -361,55 +361,6 @@ impl Tcp {
         &self.counters
     }
 
-    /// Memory of all queues, in bytes.
-    #[must_use]
-    pub fn memory_bytes(&self) -> u64 {
-        self.memory_bytes
-    }
-
-    /// Connections in TIME-WAIT, or without owner in FIN-WAIT-2.
-    #[must_use]
-    pub fn time_wait_count(&self) -> u32 {
-        self.time_waits.len()
-    }
-
-    /// Handshakes of listeners that are not complete.
-    #[must_use]
-    pub fn request_count(&self) -> u32 {
-        self.requests.len()
-    }
-
-    /// Connections of listeners that began with their SYN and whose SYN-ACK is not acknowledged.
-    #[must_use]
-    pub fn opening_count(&self) -> usize {
-        self.fast_opening.len()
-    }
-
-    /// Connections, handshakes, and connections in TIME-WAIT.
-    #[must_use]
-    pub fn flow_count(&self) -> usize {
-        self.targets.len()
-    }
-
-    /// Connections without an owner, those in TIME-WAIT and FIN-WAIT-2 not counted.
-    #[must_use]
-    pub fn orphan_count(&self) -> u32 {
-        self.orphans
-    }
-
-    /// Sockets, connections without an owner counted.
-    #[must_use]
-    pub fn socket_count(&self) -> u32 {
-        self.sockets.len()
-    }
-
-    /// Socket at an [index](TcpSocket::index), if there is one.
-    #[must_use]
-    pub fn socket_at(&self, index: usize) -> Option<TcpSocket> {
-        let index = u32::try_from(index).ok()?;
-        self.sockets.at(index).map(|entry| TcpSocket { index, generation: entry.generation })
-    }
-
     /// Processes a segment to this host, whose header and checksum the network layer has checked. `flow`
     /// is that of the segment, hashed with the secret of this TCP. Returns the connection that it
     /// belonged to before.

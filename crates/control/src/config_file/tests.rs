@@ -1,0 +1,112 @@
+use super::*;
+
+fn entries(text: &str) -> Result<Vec<(String, String, usize)>, String> {
+    let file = ConfigFile::parse(Path::new("f.toml"), text).map_err(|error| error.to_string())?;
+    let entries = file.entries.into_iter();
+    Ok(entries.map(|entry| (entry.name, entry.value, entry.line)).collect())
+}
+
+fn entry(name: &str, value: &str, line: usize) -> (String, String, usize) {
+    (name.to_owned(), value.to_owned(), line)
+}
+
+#[test]
+fn strings_numbers_and_queue_order() {
+    let text = "[knobs.rx-1]\nrps_cpus = \"2\"\n[knobs]\nmtu = 9_000\nrps_flow_cnt = 0x401\n\
+                \"proc/sys/net/core/dev_weight\" = 5\nrps_cpus = \"0-1\"\n\
+                [knobs.eth0.rx-1]\nrps_cpus = \"3\"\n[knobs.\"eth1.7\"]\nmtu = 70\n";
+    let expected = [
+        entry("mtu", "9000", 4),
+        entry("rps_flow_cnt", "0x401", 5),
+        entry("rps_cpus", "0-1", 7),
+        entry("rx-1/rps_cpus", "2", 2),
+        entry("eth1.7/mtu", "70", 11),
+        entry("eth0/rx-1/rps_cpus", "3", 9),
+        entry("proc/sys/net/core/dev_weight", "5", 6),
+    ];
+    assert_eq!(entries(text).unwrap(), expected);
+    assert_eq!(entries("").unwrap(), []);
+}
+
+#[test]
+fn svc_1_run_options_have_lines() {
+    let text = "[run]\ndevices = [\"eth1\", \"tun:t0\"]\nqueues = 2\nduration = 1.5\n\
+                check = true\nyes = false\n";
+    let file = ConfigFile::parse(Path::new("f.toml"), text).unwrap();
+    let texts = |texts: &[&str]| {
+        run_options::OptionValue::Texts(texts.iter().map(|text| (*text).to_owned()).collect())
+    };
+    let options: Vec<_> =
+        file.run_options().iter().map(|it| (it.name.as_str(), &it.value, it.line)).collect();
+    let expected = [
+        ("check", &run_options::OptionValue::Flag(true), 5),
+        ("devices", &texts(&["eth1", "tun:t0"]), 2),
+        ("duration", &texts(&["1.5"]), 4),
+        ("queues", &texts(&["2"]), 3),
+        ("yes", &run_options::OptionValue::Flag(false), 6),
+    ];
+    assert_eq!(options, expected);
+    assert_eq!(file.entries, []);
+}
+
+#[test]
+fn svc_1_saving_keeps_run_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f.toml");
+    fs::write(&path, "[run]\ndevices = [\"eth1\"]\n[knobs]\nmtu = 70\n").unwrap();
+    save(&path, &[]).unwrap();
+    let file = ConfigFile::read(&path).unwrap();
+    assert_eq!((file.entries.len(), file.run_options().len()), (0, 1));
+    fs::write(&path, "not a config file").unwrap();
+    assert!(save(&path, &[]).unwrap_err().to_string().contains("would be lost"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "not a config file");
+}
+
+#[test]
+fn non_config_error_has_line() {
+    for (text, problem) in [
+        ("[knobs]\nmtu = \n", "f.toml:2: "),
+        ("\n[knob]\nmtu = 1\n", "f.toml:2: there are only the tables [run] and [knobs], not knob"),
+        ("mtu = 1\n", "f.toml:1: there are only the tables [run] and [knobs], not mtu"),
+        ("[knobs]\nmtu = 1\nmtu = 2\n", "f.toml:3: duplicate key"),
+        ("[knobs]\n\nmtu = true\n", "f.toml:3: mtu is a string or a number, not boolean"),
+        ("[run]\n[run.take]\n", "f.toml:2: take is a string, a number, true or false, or a list"),
+        ("[run]\nto = [1, true]\n", "f.toml:2: to is a string, a number, true or false"),
+        ("[knobs]\nmtu = [1]\n", "f.toml:2: mtu is a string or a number, not array"),
+        ("[knobs.a.b.c]\nd = 1\n", "f.toml:1: a/b/c is a string or a number, not table"),
+    ] {
+        let refused = entries(text).unwrap_err();
+        assert!(refused.starts_with(problem), "{text}: {refused}");
+    }
+}
+
+#[test]
+fn what_is_saved_is_read_back() {
+    let listed = |path: &str, value: &str, default: &str| ListedKnob {
+        path: path.to_owned(),
+        value: value.to_owned(),
+        default: default.to_owned(),
+        meaning: String::new(),
+    };
+    let knobs = [
+        listed("sys/class/net/replay/queues/rx-0/rps_cpus", "10", "3"),
+        listed("sys/class/net/replay/queues/rx-1/rps_cpus", "3", "3"),
+        listed("sys/class/net/replay/queues/rx-0/rps_flow_cnt", "512", "4096"),
+        listed("sys/class/net/replay/queues/rx-1/rps_flow_cnt", "512", "4096"),
+        listed("proc/sys/net/core/netdev_max_backlog", "300", "1000"),
+        listed("forebay/coalesce", "gro", "off"),
+        listed("forebay/hash_key", "00ff", ""),
+        listed("sys/devices/system/cpu/cpu1/online", "0", "1"),
+    ];
+    let text = render(&knobs, None);
+    assert!(text.contains("netdev_max_backlog = 300\n"), "{text}");
+    let saved: Vec<_> =
+        entries(&text).unwrap().into_iter().map(|(name, value, _)| (name, value)).collect();
+    let expected = [
+        ("coalesce", "gro"),
+        ("netdev_max_backlog", "300"),
+        ("rps_flow_cnt", "512"),
+        ("rx-0/rps_cpus", "10"),
+    ];
+    assert_eq!(saved, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+}

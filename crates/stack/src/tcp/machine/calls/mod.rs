@@ -1,0 +1,109 @@
+//! Calls of the application, by socket.
+
+mod opening; // sockets, until they listen or are connected
+mod data; //    bytes to and from a connection
+mod options; // options of sockets
+mod closing; // ends of connections and listeners
+
+use crate::tcp::connection::{Connection, Context, Readiness, TcpInfo};
+use crate::tcp::error::TcpError;
+use crate::tcp::flow::Flow;
+use crate::tcp::machine::{Found, Kind, Target, Tcp, TcpOut, TcpSocket};
+
+impl Tcp {
+    /// Takes the error that waits (`SO_ERROR`).
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn take_error(&mut self, socket: TcpSocket) -> Result<Option<TcpError>, TcpError> {
+        Ok(match &mut self.entry_mut(socket)?.kind {
+            Kind::Connection(connection) => connection.take_error(),
+            Kind::Idle(idle) => idle.error.take(),
+            Kind::Listener(_) => None,
+        })
+    }
+
+    /// Readiness of a socket.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn readiness(&self, socket: TcpSocket) -> Result<Readiness, TcpError> {
+        Ok(match &self.entry(socket)?.kind {
+            Kind::Idle(idle) => Readiness {
+                hung_up: true,
+                writable: true,
+                failed: idle.error.is_some(),
+                ..Readiness::default()
+            },
+            Kind::Listener(listener) => {
+                Readiness { readable: !listener.accepted.is_empty(), ..Readiness::default() }
+            }
+            Kind::Connection(connection) => connection.readiness(),
+        })
+    }
+
+    /// State of a connection (`TCP_INFO`); `None` of other sockets.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn info(&self, socket: TcpSocket) -> Result<Option<TcpInfo>, TcpError> {
+        Ok(match &self.entry(socket)?.kind {
+            Kind::Connection(connection) => Some(connection.info()),
+            _ => None,
+        })
+    }
+
+    /// Finds out about a flow.
+    #[must_use]
+    pub fn find(&self, flow: &Flow) -> Option<Found> {
+        match self.targets.find(flow)? {
+            Target::Connection(index) => match &self.sockets.at(index)?.kind {
+                Kind::Connection(connection) => Some(Found::Connection(connection.info())),
+                _ => None,
+            },
+            Target::Request(_) => Some(Found::Handshake),
+            Target::TimeWait(_) => Some(Found::TimeWait),
+        }
+    }
+
+    /// Ends of a connection.
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] without a connection.
+    pub fn flow(&self, socket: TcpSocket) -> Result<Flow, TcpError> {
+        self.connection(socket).map(Connection::flow).ok_or(TcpError::NotConnected)
+    }
+
+    fn connection(&self, socket: TcpSocket) -> Option<&Connection> {
+        match &self.entry(socket).ok()?.kind {
+            Kind::Connection(connection) => Some(connection),
+            Kind::Idle(_) | Kind::Listener(_) => None,
+        }
+    }
+
+    /// Calls a connection to read. Without one, an error that waits is told first.
+    fn call_reading(
+        &mut self,
+        socket: TcpSocket,
+        out: &mut TcpOut<'_>,
+        act: impl FnOnce(&mut Connection, &mut Context<'_>) -> Result<usize, TcpError>,
+    ) -> Result<usize, TcpError> {
+        if matches!(self.entry_mut(socket)?.kind, Kind::Idle(_))
+            && let Some(error) = self.take_error(socket)?
+        {
+            return Err(error);
+        }
+        self.call(socket, out, act)?
+    }
+
+    /// Calls a connection.
+    fn call<R>(
+        &mut self,
+        socket: TcpSocket,
+        out: &mut TcpOut<'_>,
+        act: impl FnOnce(&mut Connection, &mut Context<'_>) -> R,
+    ) -> Result<R, TcpError> {
+        self.entry_mut(socket)?;
+        self.with_connection(socket.index, out, act).ok_or(TcpError::NotConnected)
+    }
+}

@@ -1,0 +1,97 @@
+//! Options of sockets.
+
+use crate::tcp::config::TcpOptions;
+use crate::tcp::error::TcpError;
+use crate::tcp::machine::{Kind, Tcp, TcpOut, TcpSocket};
+
+impl Tcp {
+    /// Options of a socket.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn options(&self, socket: TcpSocket) -> Result<TcpOptions, TcpError> {
+        self.entry(socket).map(|entry| entry.options())
+    }
+
+    /// Replaces the options of a socket. Connections inherit those of their listener.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn set_options(
+        &mut self,
+        socket: TcpSocket,
+        options: TcpOptions,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        match &mut self.entry_mut(socket)?.kind {
+            Kind::Idle(idle) => idle.options = options,
+            Kind::Listener(listener) => listener.options = options,
+            Kind::Connection(_) => {
+                self.with_connection(socket.index, out, |connection, cx| {
+                    connection.set_options(options, cx);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells a connection that its route has another MTU. A smaller one acts at once, and so does a larger one
+    /// unless the path is probed: probes then show what arrives.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed, [`TcpError::NotConnected`] if it is not of a connection.
+    pub fn set_route_mtu(
+        &mut self,
+        socket: TcpSocket,
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        self.call(socket, out, |connection, cx| connection.change_route(mtu_bytes, cx))
+    }
+
+    /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`). Without a
+    /// connection, it is how a later one begins.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn set_quick_acks(
+        &mut self,
+        socket: TcpSocket,
+        on: bool,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        match &mut self.entry_mut(socket)?.kind {
+            Kind::Idle(idle) => idle.options.quick_acks = on,
+            Kind::Listener(listener) => listener.options.quick_acks = on,
+            Kind::Connection(_) => {
+                self.call(socket, out, |connection, cx| connection.set_quick_acks(on, cx))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the receive buffer hold as many bytes as a reader waits for (`SO_RCVLOWAT`), unless its size is fixed.
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] of a socket without a connection.
+    pub fn fit_low_water(
+        &mut self,
+        socket: TcpSocket,
+        len_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        self.call(socket, out, |connection, cx| connection.fit_low_water(len_bytes, cx))
+    }
+
+    /// True if ACKs are sent at once now; false after a reply, too.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn has_quick_acks(&self, socket: TcpSocket) -> Result<bool, TcpError> {
+        let entry = self.entry(socket)?;
+        Ok(match &entry.kind {
+            Kind::Connection(connection) => connection.has_quick_acks(),
+            _ => entry.options().quick_acks,
+        })
+    }
+}
