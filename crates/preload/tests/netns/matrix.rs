@@ -1,11 +1,21 @@
-//! Calls in all modes: `matrix.py` makes them, and its peer in the far namespace does what it is told.
+//! Calls in all modes: the program of `matrix/` makes them, and its peer in the far namespace does what it is told.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use super::Hosts;
 
-const CALLS: &str = include_str!("matrix.py");
+/// Parts of the program, of which the last one runs it.
+const CALLS: &str = concat!(
+    include_str!("matrix/common.py"),
+    include_str!("matrix/listeners.py"),
+    include_str!("matrix/bytes.py"),
+    include_str!("matrix/ends.py"),
+    include_str!("matrix/bounds.py"),
+    include_str!("matrix/signals.py"),
+    include_str!("matrix/datagrams.py"),
+    include_str!("matrix/main.py"),
+);
 
 /// Peer, until the value is dropped.
 struct Peer(Child);

@@ -1,0 +1,26 @@
+def main():
+    control = socket.create_connection(CONTROL).makefile("rwb")
+
+    def tell(command):
+        control.write(command.encode() + b"\n")
+        control.flush()
+        return control.readline().decode().strip()
+
+    signals = []
+    signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
+    signal.signal(signal.SIGALRM, lambda *_: signals.append("SIGALRM"))
+    datagrams(tell)
+    listener = listening(tell)
+    connection = lambda: accepted(listener, tell)
+    for part in (waits, reads, writes, ends, resets, slow_peers, shutdowns, queues, duplicates, threads,
+                 options, quick_acks, files, misuse, peeks, bounds):
+        print("#", part.__name__)
+        part(connection, tell)
+        print("signals", signals)
+        signals.clear()
+    interrupted(connection, tell, signals)
+    again(listener, connection, tell)
+    print("kernel", kernels("Tcp", "PassiveOpens") + kernels("Udp", "InDatagrams"))
+
+
+peer() if sys.argv[1:] == ["peer"] else main()
