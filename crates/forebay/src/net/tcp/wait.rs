@@ -380,6 +380,8 @@ impl State {
         let fell_readable = mem::take(&mut pollers.fell_readable);
         let fell_writable = mem::take(&mut pollers.fell_writable);
         let Pollers { descriptor, setter, .. } = pollers;
+        // First: it makes the descriptor readable, too, and who waits is notified of both at once.
+        setter.end(ended, descriptor);
         // What fell and rose again before this call is an edge, for which `EPOLLET` waits.
         if fell_readable || !is_readable {
             setter.not_readable(descriptor);
@@ -393,7 +395,6 @@ impl State {
         if is_writable {
             setter.writable();
         }
-        setter.end(ended, descriptor);
     }
 }
 
@@ -432,6 +433,33 @@ mod tests {
             assert_eq!(event(&epoll), None);
             drop(watch);
             assert_eq!(event(&epoll), None);
+        }
+    }
+
+    #[test]
+    fn tcp_17_waiter_sees_end_at_once() {
+        let rest = EventFlags::IN | EventFlags::RDHUP;
+        for (ended, also) in [(Ended::Peer, rest), (Ended::Both, rest | EventFlags::HUP)] {
+            for _ in 0..200 {
+                let (wait, polled) = (Wait::default(), Polled::default());
+                let epoll = create(CreateFlags::CLOEXEC).unwrap();
+                let asked = rest | EventFlags::ONESHOT;
+                let descriptor = polled.descriptor(&wait).unwrap();
+                add(&epoll, descriptor, EventData::new_u64(0), asked).unwrap();
+                let told = std::thread::scope(|scope| {
+                    let waits = scope.spawn(|| {
+                        let mut events = Vec::<Event>::with_capacity(1);
+                        let room = rustix::buffer::spare_capacity(&mut events);
+                        events_of(&epoll, room, None).unwrap();
+                        events[0].flags
+                    });
+                    std::thread::yield_now();
+                    assert!(wait.set(true, true, ended));
+                    wait.notify();
+                    waits.join().unwrap()
+                });
+                assert_eq!(told, also);
+            }
         }
     }
 
