@@ -12,7 +12,7 @@ use forebay::net::{Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::socket::shown;
 use forebay_sys::hidden::Hidden;
-use forebay_sys::readiness::Ended;
+use forebay_sys::readiness::{Ended, readiness};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::getsockname;
@@ -82,18 +82,22 @@ impl Udp {
         if socket_reuseport(descriptor).unwrap_or(false) {
             options = options.reuse_port();
         }
+        // Before `bind`, from which on datagrams come.
+        let (setter, readiness) = readiness().map_err(|error| unconnected_errno(&error))?;
+        // Calls that wait do so in the kernel, which knows how signals interrupt them.
+        fcntl_setfl(&readiness, OFlags::empty())?;
         let udp = options.bind(local).map_err(|error| unconnected_errno(&error))?;
         udp.set_nonblocking(true);
         for option in lacking(descriptor) {
             report!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        let kernel = Hidden::duplicate(descriptor)?;
-        let readiness = udp.descriptor().map_err(|error| unconnected_errno(&error))?;
-        // Calls that wait do so in the kernel, which knows how signals interrupt them.
-        fcntl_setfl(readiness, OFlags::empty())?;
+        let kernel: Hidden = Hidden::duplicate(descriptor)?;
         let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
-        abi::copy_signals(descriptor, readiness);
-        abi::replace(number, readiness, is_cloexec)?;
+        abi::replace(number, readiness.as_fd(), is_cloexec)?;
+        // By the program's number, which signals name, and before a datagram makes it readable.
+        abi::copy_signals(kernel.as_fd(), descriptor);
+        udp.descriptor_from(|| Ok((setter, readiness)))
+            .map_err(|error| unconnected_errno(&error))?;
         let socket = Self {
             kernel,
             udp,
@@ -275,8 +279,10 @@ impl Udp {
         self.udp.local_addr()
     }
 
+    /// # Errors
+    /// `ENOTCONN` without a peer; one with port 0 counts as none (`inet_getname`).
     pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
-        self.udp.peer_addr().ok_or(Errno::NOTCONN)
+        self.udp.peer_addr().filter(|peer| peer.port() != 0).ok_or(Errno::NOTCONN)
     }
 
     /// Receives at most `max` datagrams, waiting for the first if the socket and the call permit. The index of

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use forebay_stack::socket::queue::SocketQueue;
-use forebay_sys::readiness::Ended;
+use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
 
 use super::udp::UdpSocket;
 
@@ -16,6 +16,18 @@ impl UdpSocket {
     /// If the process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
         self.0.descriptor()
+    }
+
+    /// The [descriptor](Self::descriptor), which is that of `make` if there is none so far. A datagram that has come before
+    /// makes it readable only then: whoever is to learn of it may be named to the descriptor before.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn descriptor_from(
+        &self,
+        make: impl FnOnce() -> io::Result<(ReadinessSetter, ReadinessDescriptor)>,
+    ) -> io::Result<BorrowedFd<'_>> {
+        self.0.descriptor_from(make)
     }
 
     /// Notifies pollers of the [descriptor](Self::descriptor) for ever that sides of the socket have ended (`shutdown`).

@@ -9,7 +9,7 @@ use std::{io, thread};
 use forebay_engine::is_cpu;
 use forebay_stack::socket::queue::SocketQueueConsumer;
 use forebay_stack::socket::reader::SocketReader;
-use forebay_sys::readiness::{Ended, readiness};
+use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 use forebay_sys::signals::with_all_blocked;
 
 use super::endpoint::Endpoint;
@@ -143,12 +143,20 @@ impl Endpoint {
 
     /// Descriptor by which pollers learn that the socket is readable or writable.
     pub(super) fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.descriptor_from(readiness)
+    }
+
+    /// The [descriptor](Self::descriptor), which `make` creates if there is none.
+    pub(super) fn descriptor_from(
+        &self,
+        make: impl FnOnce() -> io::Result<(ReadinessSetter, ReadinessDescriptor)>,
+    ) -> io::Result<BorrowedFd<'_>> {
         if let Some(descriptor) = self.descriptor.get() {
             return Ok(descriptor.as_fd());
         }
         let mut reader = self.reader();
         if self.descriptor.get().is_none() {
-            let (setter, descriptor) = readiness()?;
+            let (setter, descriptor) = make()?;
             self.wake.set_setter(setter);
             let _ = self.descriptor.set(descriptor); // never set before: the reader is locked
             self.update_descriptor(&mut reader);

@@ -234,16 +234,17 @@ pub(crate) fn copy_signals(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
     };
     let flags = |file| usize::try_from(call(file, libc::F_GETFL, 0)).unwrap_or(0);
     let is_async = usize::try_from(libc::O_ASYNC).unwrap_or(0);
-    if flags(from) & is_async == 0 {
-        return;
-    }
     let mut owner = [0u32; 2]; // struct f_owner_ex
     let place = (&raw mut owner).expose_provenance();
     let signal = usize::try_from(call(from, F_GETSIG, 0)).unwrap_or(0);
-    if call(from, F_GETOWN_EX, place) == 0 {
-        // Ignored: as valid as it was there.
+    // Ignored: as valid as it was there. The program may set the flag later.
+    if call(from, F_GETOWN_EX, place) == 0 && owner[1] != 0 {
         call(to, F_SETOWN_EX, place);
+    }
+    if signal != 0 {
         call(to, F_SETSIG, signal);
+    }
+    if flags(from) & is_async != 0 {
         call(to, libc::F_SETFL, flags(to) | is_async);
     }
 }

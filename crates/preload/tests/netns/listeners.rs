@@ -189,7 +189,7 @@ pub(crate) fn mtu_by_family() {
 /// Asks for signals of what arrives at a UDP socket, a listener and a connection, in both ways, before the socket is taken
 /// and after that.
 const SIGNALLED: &str = "
-import fcntl, os, select, signal, socket, struct
+import fcntl, os, select, signal, socket, struct, threading
 kinds = [signal.SIGIO, signal.SIGUSR1]
 signal.pthread_sigmask(signal.SIG_BLOCK, kinds)
 
@@ -224,6 +224,36 @@ for way in 'fcntl', 'ioctl':
         print(udp.recv(100))
         udp.close()
         ignore()
+# The owner alone is named early.
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+fcntl.fcntl(udp, fcntl.F_SETOWN, os.getpid())
+fcntl.fcntl(udp, 10, signal.SIGUSR1)
+udp.bind(('10.9.0.1', 7))
+fcntl.fcntl(udp, fcntl.F_SETFL, os.O_ASYNC)
+udp.sendto(b'question', ('10.9.0.2', 9))
+told(udp, 'datagram, flag alone late')
+udp.close()
+ignore()
+# Echoes come all the time, also while the socket is bound.
+header = struct.pack('!HHHH', 7, 9, 9, 0) + b'x'
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP)
+floods = True
+
+def flood():
+    while floods:
+        raw.sendto(header, ('10.9.0.2', 0))
+
+threading.Thread(target=flood).start()
+missed = 0
+for _ in range(200):
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    ask(udp, 'fcntl')
+    udp.bind(('10.9.0.1', 7))
+    missed += signal.sigtimedwait(kinds, 5) is None
+    udp.close()
+    ignore()
+floods = False
+print('missed', missed)
 listener = socket.socket()
 ask(listener, 'fcntl')
 listener.bind(('10.9.0.1', 7))
