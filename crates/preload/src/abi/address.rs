@@ -178,6 +178,26 @@ pub(super) unsafe fn write_counted(
     Ok(())
 }
 
+/// Writes the length of an address that there is none of.
+///
+/// # Errors
+/// As [`write()`].
+///
+/// # Safety
+/// `len` is valid if it is not null.
+pub(super) unsafe fn write_nameless(len: *mut socklen_t) -> Result<(), Errno> {
+    if is_nowhere(len) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    if i32::try_from(unsafe { len.read() }).is_err() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { len.write(0) };
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{answer_int, is_nowhere, last_error, replace};
+use super::{answer_int, is_nowhere, last_error, number, replace};
 use crate::critical;
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
@@ -26,6 +26,9 @@ const FIOASYNC: c_ulong = 0x5452;
 /// Requests for the mark and the owner of a descriptor, which is that of these signals: `FIOSETOWN`, `SIOCSPGRP`, `FIOGETOWN` and
 /// `SIOCGPGRP` (asm-generic/sockios.h).
 const OF_DESCRIPTOR: [c_ulong; 6] = [libc::FIOCLEX, libc::FIONCLEX, 0x8901, 0x8902, 0x8903, 0x8904];
+
+/// Requests of the addresses of interfaces, `SIOCGIFADDR` to `SIOCSIFNETMASK`, which sockets of another family lack.
+const OF_INTERFACES: std::ops::RangeInclusive<c_ulong> = 0x8915..=0x891c;
 
 /// # Safety
 /// As `close(2)`.
@@ -319,6 +322,8 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     }
     let told = match &*socket {
         Socket::Udp(udp) if !OF_DESCRIPTOR.contains(&request) => udp.kernel().as_raw_fd(),
+        // The addresses of interfaces are asked of any socket of their family.
+        socket if OF_INTERFACES.contains(&request) => socket.holder().map_or(fd, number),
         _ => fd, // the mark and the owner are the descriptor's own, and the flags those of a connection's
     };
     // SAFETY: the caller's promise, for another socket of the kernel.

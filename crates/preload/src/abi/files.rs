@@ -39,7 +39,11 @@ pub unsafe extern "C" fn sendfile(
         // SAFETY: the caller's promise.
         return unsafe { next(to, from, offset, len) };
     };
-    let Socket::Stream(stream) = &*socket else { return answer(Err(Errno::INVAL)) };
+    let stream = match &*socket {
+        Socket::Stream(stream) => stream,
+        Socket::Listener(_) => return answer_sent(Err(Errno::PIPE), 0),
+        Socket::Udp(_) => return answer(Err(Errno::INVAL)),
+    };
     // SAFETY: the caller's promise.
     let sent = match unsafe { offset.as_mut() } {
         Some(offset) => send_from(stream, from, offset, len),
@@ -70,7 +74,11 @@ fn send_from(stream: &Stream, from: c_int, offset: &mut off_t, len: usize) -> Re
         // SAFETY: `count` bytes of the buffer can be written.
         let read = unsafe { libc::pread(from, buffer.as_mut_ptr().cast(), count, *offset) };
         let Ok(read) = usize::try_from(read) else {
-            return if sent > 0 { Ok(sent) } else { Err(super::last_error()) };
+            return match super::last_error() {
+                _ if sent > 0 => Ok(sent),
+                Errno::ISDIR => Err(Errno::INVAL),
+                error => Err(error),
+            };
         };
         let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else { break };
         let mode =
@@ -128,6 +136,8 @@ pub unsafe extern "C" fn splice(
                 let (has_pipe_offset, has_offset) = (has_from_offset, has_to_offset);
                 from_pipe(from, stream, &Splice { len, flags, has_offset, has_pipe_offset })
             }
+            (Some(Socket::Listener(_)), None) if check_pipe(to).is_ok() => Err(Errno::NOTCONN),
+            (None, Some(Socket::Listener(_))) if check_pipe(from).is_ok() => Err(Errno::PIPE),
             _ => Err(Errno::INVAL),
         };
         return answer_sent(spliced, 0);
@@ -153,18 +163,23 @@ fn check_splice(pipe: c_int, call: &Splice) -> Result<(), Errno> {
     if call.flags & !SPLICE_FLAGS != 0 {
         return Err(Errno::INVAL);
     }
-    if pipe < 0 {
-        return Err(Errno::BADF);
-    }
-    let file = with_number(pipe, |pipe| rustix::fs::fstat(pipe))?;
-    if file.st_mode & libc::S_IFMT != libc::S_IFIFO {
-        return Err(Errno::INVAL);
-    }
+    check_pipe(pipe)?;
     match (call.has_pipe_offset, call.has_offset) {
         (false, false) => Ok(()),
         (true, _) => Err(Errno::SPIPE),
         (false, true) => Err(Errno::INVAL),
     }
+}
+
+/// # Errors
+/// `EINVAL` if the descriptor is none of a pipe; `EBADF`.
+fn check_pipe(pipe: c_int) -> Result<(), Errno> {
+    if pipe < 0 {
+        return Err(Errno::BADF);
+    }
+    let file = with_number(pipe, |pipe| rustix::fs::fstat(pipe))?;
+    let is_pipe = file.st_mode & libc::S_IFMT == libc::S_IFIFO;
+    if is_pipe { Ok(()) } else { Err(Errno::INVAL) }
 }
 
 /// Events of a pipe, after those asked for, an error or the end of the other side have come.

@@ -103,7 +103,8 @@ unsafe fn receive_header(
             return len;
         }
         Socket::Listener(_) => {
-            check_name_len(header)?;
+            // SAFETY: the caller's promise.
+            unsafe { vectors_of(header) }?;
             return Err(Errno::NOTCONN);
         }
         Socket::Stream(stream) => stream,
@@ -238,25 +239,30 @@ fn receive_many(
     let mut mode = mode(flags);
     let mut done = 0;
     while let Some(rest) = headers.get_mut(done..).filter(|rest| !rest.is_empty()) {
-        // SAFETY: the promise of recvmmsg's caller.
-        let checked = |header: &mmsghdr| unsafe { vectors_of(&header.msg_hdr) }.err();
-        // A datagram that is taken for a header whose buffers are refused would be lost.
         // The time is looked at after each.
         let asked = if limit.is_some() { 1 } else { rest.len() };
-        let mut next = rest.iter().take(asked).enumerate();
-        let refused = next.find_map(|(index, it)| Some((index, checked(it)?)));
-        let max = match refused {
-            Some((0, error)) if done == 0 => return Err(error),
-            Some((0, _)) => break,
-            Some((index, _)) => index,
-            None => asked,
+        let max = match batch_max(rest.get(..asked).unwrap_or_default()) {
+            Ok(max) => max,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
         };
+        let mut failed = None;
         let received = socket.receive(max, mode, |index, message| {
             let Some(header) = rest.get_mut(index) else { return };
             // SAFETY: the promise of recvmmsg's caller.
-            let len = unsafe { fill(&mut header.msg_hdr, socket, message, flags) };
-            header.msg_len = len.ok().and_then(|len| len.try_into().ok()).unwrap_or(0);
+            match unsafe { fill(&mut header.msg_hdr, socket, message, flags) } {
+                Ok(len) => header.msg_len = len.try_into().unwrap_or(0),
+                Err(error) => failed = Some((index, error)),
+            }
         });
+        let received = match (received, failed) {
+            (Ok(_), Some((0, error))) => Err(error),
+            (Ok(_), Some((filled, error))) => {
+                socket.leave(error);
+                return Ok(done + filled);
+            }
+            (received, _) => received,
+        };
         match received {
             // The end, which each call finds as an empty message.
             Ok(0) => {
@@ -278,6 +284,24 @@ fn receive_many(
         }
     }
     Ok(done)
+}
+
+/// Number of headers that one batch may fill: up to the first without memory, whose datagram is lost as in the kernel, and
+/// without the first that is refused, for which none is taken.
+///
+/// # Errors
+/// That of the first header.
+fn batch_max(headers: &[mmsghdr]) -> Result<usize, Errno> {
+    for (index, header) in headers.iter().enumerate() {
+        // SAFETY: the promise of recvmmsg's caller.
+        match unsafe { vectors_of(&header.msg_hdr) } {
+            Ok(vectors) if vectors.all_accessible() => {}
+            Ok(_) => return Ok(index + 1),
+            Err(error) if index == 0 => return Err(error),
+            Err(_) => return Ok(index),
+        }
+    }
+    Ok(headers.len())
 }
 
 /// Receives into many headers from a connection, one header after the other.

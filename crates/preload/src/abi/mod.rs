@@ -50,6 +50,12 @@ fn is_kernels<T>(address: *const T) -> bool {
     address.addr() >= HIGHEST_ADDRESS
 }
 
+/// True for bytes that end beyond all addresses of a program: calls on files refuse them at once (`access_ok`), whereas those
+/// on sockets use fewer.
+fn is_beyond<T>(address: *const T, len: usize) -> bool {
+    address.addr().checked_add(len).is_none_or(|end| end > HIGHEST_ADDRESS)
+}
+
 /// Result of a call that returns a length or 0 as C has it, with `errno` set.
 fn answer(result: Result<usize, Errno>) -> isize {
     match result {

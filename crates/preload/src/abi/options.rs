@@ -128,12 +128,13 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
-/// Value of an option of type `int`; `None` of fewer bytes.
+/// Value of an option of type `int`; `None` of fewer bytes, and of a negative number of them.
 ///
 /// # Safety
 /// `value` is null, or `len` bytes at it can be read.
 unsafe fn int_argument(value: *const c_void, len: socklen_t) -> Option<c_int> {
-    if is_nowhere(value) || usize::try_from(len).is_ok_and(|len| len < size_of::<c_int>()) {
+    let len = i32::try_from(len).ok().and_then(|len| usize::try_from(len).ok());
+    if is_nowhere(value) || len.is_none_or(|len| len < size_of::<c_int>()) {
         return None;
     }
     // SAFETY: the caller's promise: `len` bytes can be read, and an int has no more.

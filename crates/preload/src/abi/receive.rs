@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::descriptors::is_hidden;
 use super::next::next;
 use super::vectors::Vectors;
-use super::{address, answer, is_nowhere, number};
+use super::{address, answer, is_beyond, number};
 use crate::datagram::ReceiveMode;
 use crate::socket::Socket;
 use crate::stream::{Stream, StreamMode};
@@ -167,12 +167,8 @@ pub unsafe extern "C" fn recvfrom(
         _ if from.is_null() => Ok(()),
         // SAFETY: the caller's promise.
         Some(source) => unsafe { address::write_counted(source, from, from_len) },
-        None if is_nowhere(from_len) => Err(Errno::FAULT),
-        None => {
-            // SAFETY: the caller's promise.
-            unsafe { from_len.write(0) };
-            Ok(())
-        }
+        // SAFETY: the caller's promise.
+        None => unsafe { address::write_nameless(from_len) },
     };
     let received = receive(&socket, vectors, flags, name);
     // A connection's peer is not named.
@@ -247,6 +243,9 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ss
     };
     if len == 0 {
         return 0; // receives nothing (`sock_read_iter`)
+    }
+    if is_beyond(buffer, len) {
+        return answer(Err(Errno::FAULT));
     }
     let vector = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the caller's promise.

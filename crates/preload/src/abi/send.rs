@@ -11,7 +11,7 @@ use super::descriptors::is_hidden;
 use super::messages::check_name_len;
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
-use super::{address, answer, answer_int, answer_sent, is_nowhere};
+use super::{address, answer, answer_int, answer_sent, is_beyond, is_nowhere};
 use crate::ancillary::SendControl;
 use crate::datagram::{DatagramMode, OutgoingDatagram};
 use crate::runtime::running;
@@ -154,6 +154,9 @@ pub unsafe extern "C" fn send(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     if table::find(fd).is_some() {
+        if is_beyond(buffer, len) {
+            return answer(Err(Errno::FAULT));
+        }
         // SAFETY: the caller's promise.
         return unsafe { send(fd, buffer, len, 0) };
     }

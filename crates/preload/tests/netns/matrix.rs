@@ -14,6 +14,9 @@ const CALLS: &str = concat!(
     include_str!("matrix/bounds.py"),
     include_str!("matrix/signals.py"),
     include_str!("matrix/datagrams.py"),
+    include_str!("matrix/lengths.py"),
+    include_str!("matrix/modes.py"),
+    include_str!("matrix/many.py"),
     include_str!("matrix/main.py"),
 );
 

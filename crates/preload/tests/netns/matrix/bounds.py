@@ -2,7 +2,7 @@ class Header(ctypes.Structure):
     """struct msghdr, in a struct mmsghdr."""
     _fields_ = [("name", ctypes.c_void_p), ("name_len", ctypes.c_int), ("vectors", ctypes.c_void_p),
                 ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_len", ctypes.c_size_t),
-                ("flags", ctypes.c_int), ("len", ctypes.c_uint)]
+                ("flags", ctypes.c_int), ("padding", ctypes.c_int), ("len", ctypes.c_uint)]
 
 
 def bounded(it):

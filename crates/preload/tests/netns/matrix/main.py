@@ -6,14 +6,16 @@ def main():
         control.flush()
         return control.readline().decode().strip()
 
-    signals = []
+    signals = SIGNALS
     signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
     signal.signal(signal.SIGALRM, lambda *_: signals.append("SIGALRM"))
     datagrams(tell)
     listener = listening(tell)
+    LISTENER.append(listener)
     connection = lambda: accepted(listener, tell)
     for part in (waits, reads, writes, ends, resets, slow_peers, shutdowns, queues, duplicates, threads,
-                 options, quick_acks, files, misuse, peeks, bounds):
+                 options, quick_acks, files, misuse, peeks, bounds, option_lengths, buffers, names, more_waits, event_bits,
+                 edges, listener_edges, woken, many_sent, many_received, signals_sent, copies, all_waited, kinds_of_files):
         print("#", part.__name__)
         part(connection, tell)
         print("signals", signals)
