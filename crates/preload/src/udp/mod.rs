@@ -1,5 +1,7 @@
 //! A UDP socket of the program that the library has taken over.
 
+mod send;
+
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use arc_swap::ArcSwap;
-use forebay::net::message::Transmit;
 use forebay::net::{Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::socket::shown;
@@ -19,15 +20,15 @@ use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error, socket_reuseport};
 
 use crate::ancillary::scoped;
-use crate::corked::{Corked, Envelope};
-use crate::datagram::{DatagramMode, Message, OutgoingDatagram, ReceiveMode};
+use crate::corked::Corked;
+use crate::datagram::{Message, ReceiveMode};
 use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
 use crate::runtime::{is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
-use crate::udp_options::{OF_RESERVED, RECVERR, Settings, UDP_CORK, has_effect, lacking, timeout};
+use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
 use crate::{abi, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -351,105 +352,6 @@ impl Udp {
                     wait.readable(self.readiness()?)?;
                 }
                 result => return result.map(Some),
-            }
-        }
-    }
-
-    /// Sends a datagram, or a part of one. Of an outgoing message the parts are looked at in the kernel's order.
-    pub(crate) fn send<'a>(
-        &self,
-        outgoing: &impl OutgoingDatagram<'a>,
-        mode: DatagramMode,
-    ) -> Result<usize, Errno> {
-        self.check()?;
-        let len = outgoing.len_bytes();
-        if !self.is_ipv6 && len > LENGTH_FIELD_MAX {
-            return Err(Errno::MSGSIZE);
-        }
-        if !self.is_ipv6 && mode.is_urgent {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let envelope = || {
-            let to = match outgoing.destination(self.is_ipv6)? {
-                Some(to) => shown(to, self.is_ipv6),
-                None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
-            };
-            let is_v4 = to.ip().to_canonical().is_ipv4();
-            if is_v4 && self.v6_only {
-                return Err(Errno::NETUNREACH);
-            }
-            if len > LENGTH_FIELD_MAX {
-                return Err(Errno::MSGSIZE);
-            }
-            if is_v4 && mode.is_urgent {
-                return Err(Errno::OPNOTSUPP);
-            }
-            if to.port() == 0 {
-                return Err(Errno::INVAL);
-            }
-            Ok((to, outgoing.control((self.is_ipv6, is_v4))?))
-        };
-        let is_part = mode.more_follows || self.corked.is_on();
-        if !is_part && self.corked.is_empty() {
-            let envelope = envelope()?;
-            self.check_sending()?;
-            return self.send_whole(&outgoing.payload()?, envelope, mode.dont_wait);
-        }
-        if let Err(error) = self.check_sending() {
-            self.corked.clear();
-            return Err(error);
-        }
-        let payload = match len {
-            ..=LENGTH_FIELD_MAX => outgoing.payload(),
-            _ => Err(Errno::MSGSIZE),
-        };
-        if let Some((payload, envelope)) = self.corked.add(payload, is_part, envelope)? {
-            self.send_whole(&payload, envelope, mode.dont_wait)?;
-        }
-        Ok(len)
-    }
-
-    fn check_sending(&self) -> Result<(), Errno> {
-        if self.has_ended(SENDING) { Err(Errno::PIPE) } else { Ok(()) }
-    }
-
-    /// Reads `UDP_CORK` again. Without it the datagram that was not whole, if there is one, is sent as it is.
-    pub(crate) fn adopt_cork(&self) {
-        let is_on = abi::is_on(self.kernel(), SocketOption::of_udp(UDP_CORK));
-        self.corked.set_on(is_on);
-        if is_on {
-            return;
-        }
-        if let Some((payload, envelope)) = self.corked.take() {
-            let _ = self.send_whole(&payload, envelope, true); // as in the kernel, an error is lost
-        }
-    }
-
-    fn send_whole(
-        &self,
-        payload: &[u8],
-        (to, control): Envelope,
-        dont_wait: bool,
-    ) -> Result<usize, Errno> {
-        let settings = self.settings.load();
-        let is_mapped = self.is_ipv6 && to.ip().to_canonical().is_ipv4();
-        let of_v4 = settings.v4_marks.filter(|_| is_mapped);
-        let message = Transmit {
-            source: control.source,
-            device: control.device,
-            // Options of an IPv6 socket for IPv4 are others than for IPv6.
-            traffic_class: control.traffic_class.or(of_v4.map(|(class, _)| class)),
-            ttl: control.ttl.or(of_v4.map(|(_, ttl)| ttl)),
-            gso_size: control.gso_size.unwrap_or(settings.gso_size),
-            ..Transmit::new(payload, to)
-        };
-        let mut wait = CallWait::default();
-        loop {
-            match self.udp.send_msg(&message).map_err(|error| self.errno(&error)) {
-                Err(Errno::AGAIN) if !dont_wait && !settings.is_nonblocking => {
-                    wait.writable(self.readiness()?, settings.write_timeout, true)?;
-                }
-                result => return result,
             }
         }
     }

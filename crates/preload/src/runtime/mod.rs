@@ -1,6 +1,8 @@
 //! Engine of this process. It is prepared when the first socket is taken, and started by the process that uses one first,
 //! which may be a child of the one that prepared it.
 
+mod start;
+
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -8,20 +10,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{process, thread};
 
+use forebay::Via;
 use forebay::net::message::DeviceIndex;
-use forebay::net::{Net, NetConfig, NetEngine};
-use forebay::{Config, CpuList, Device, DeviceConfig, Via};
+use forebay::net::{Net, NetEngine};
 use forebay_control::preload_config::{PreloadConfig, VARIABLE};
-use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
-use forebay_stack::tcp::{FastOpen, TcpConfig};
 use forebay_sys::hidden::{self, Hidden};
 use forebay_sys::signals::with_all_blocked;
-use forebay_sys::tcp_fast_open;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
+use self::start::{open, spawn, start};
 use crate::abi;
 use crate::critical::Handled;
 use crate::engine_lock::EngineLock;
@@ -425,177 +424,4 @@ fn told<T>(result: Result<T, StartError>) -> Result<T, Errno> {
         report!("forebay: the program's sockets cannot be opened: {error}");
         Errno::NODEV
     })
-}
-
-/// Opens the devices, and builds an engine over them.
-fn open(
-    config: &PreloadConfig,
-    engine_lock: Option<Arc<EngineLock>>,
-) -> Result<Prepared, StartError> {
-    let open = |name: &String| {
-        // Each frame is handed over at once: a request waits for its answer.
-        let (take, packet_ring) = (config.take.clone(), PacketRing::Frames);
-        Device::open(&DeviceConfig { take, packet_ring, ..DeviceConfig::new(name, config.via) })
-    };
-    let mut devices = config.devices.iter().map(open).collect::<forebay::Result<Vec<_>>>()?;
-    let index = |device: &Device| device.link()?.interface_index();
-    let interfaces =
-        devices.iter().map(|device| index(device).map_or(0, |index| index.0)).collect();
-    let mut engine_config = Config::live();
-    engine_config.spin_max_ns = config.spin.max_ns(engine_config.spin_max_ns);
-    // As the kernel does by default: TCP takes a merged packet whole.
-    engine_config.coalesce.is_on = config.take.takes_protocol(FilterProtocol::Tcp);
-    // The kernel places the program's threads anew at each wake-up: to hand packets over to the CPU of the
-    // last call costs more than it saves.
-    engine_config.rps_sock_flow_entries = 0;
-    // So it does beyond half of the CPUs: the program needs the others.
-    let cpus = engine_config.cpus.cpus();
-    let half = cpus.iter().copied().take(cpus.len().div_ceil(2));
-    engine_config.rps_cpus = Some(CpuList::new(half));
-    let engine_lock = match engine_lock {
-        Some(engine_lock) => engine_lock,
-        None => {
-            let not_made = StartError::descriptor("create the memory file of the processes");
-            Arc::new(EngineLock::new().map_err(not_made)?)
-        }
-    };
-    let not_made = StartError::descriptor("duplicate the devices' sockets");
-    let rings = Rings::of(&devices).map_err(not_made)?;
-    config.control.as_deref().into_iter().for_each(control::bind);
-    let metrics = Metrics::new().with_devices(&devices);
-    // Another process cannot open a device of another kind.
-    let division = (config.via == Via::AfPacket).then(|| engine_lock.shares().clone() as _);
-    let fast_open = tcp_fast_open().map_or(NetConfig::TCP.fast_open, FastOpen);
-    let tcp = TcpConfig { fast_open, ..NetConfig::TCP };
-    let net_config = NetConfig { division, tcp, ..NetConfig::default() };
-    let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
-    Ok(Prepared { net, engine, interfaces, engine_lock, rings, metrics, failed: None })
-}
-
-/// Runs the engine that was prepared, or another.
-fn start(
-    config: &PreloadConfig,
-    prepared: &mut Option<Prepared>,
-    others: Others,
-) -> Result<Runtime, Errno> {
-    let known = prepared.as_ref().map(|prepared| Arc::clone(&prepared.engine_lock));
-    let engine_lock = known.or_else(inherited);
-    // First: another process may wait for the same slot.
-    let slot = engine_lock
-        .as_ref()
-        .map(|engine_lock| engine_lock.reserve().ok_or(Errno::BUSY))
-        .transpose()?;
-    let started = ready(config, prepared, others).and_then(|ready| run(config, ready, slot));
-    if let (Err(_), Some(engine_lock), Some(slot)) = (&started, engine_lock, slot) {
-        engine_lock.unreserve(slot);
-    }
-    started
-}
-
-/// Engine that this process may run.
-fn ready(
-    config: &PreloadConfig,
-    prepared: &mut Option<Prepared>,
-    others: Others,
-) -> Result<Prepared, Errno> {
-    let copied = prepared.take();
-    let engine_lock =
-        copied.as_ref().map(|copied| Arc::clone(&copied.engine_lock)).or_else(inherited);
-    let is_taken = engine_lock.as_ref().is_some_and(|engine_lock| engine_lock.take());
-    let has_others =
-        |engine_lock: &Arc<EngineLock>| engine_lock.holder().is_some() || engine_lock.has_newer();
-    match (copied, engine_lock) {
-        (Some(first), _) if is_taken => Ok(first),
-        (copied, Some(engine_lock)) if !is_taken && has_others(&engine_lock) => {
-            if others == Others::Refused {
-                *prepared = copied;
-                engine_lock.release(); // locked if the process that has run it has ended: nothing here receives
-                return Err(Errno::BUSY);
-            }
-            ready_beside(config, prepared, copied, &engine_lock)
-        }
-        (copied, engine_lock) => {
-            // Another process has run the engine, and has ended, or there was none.
-            drop(copied);
-            let fresh = told(open(config, engine_lock.clone()));
-            if let (Err(_), Some(engine_lock)) = (&fresh, engine_lock) {
-                engine_lock.release(); // one that waits may be permitted to open the devices
-            }
-            let fresh = fresh?;
-            fresh.engine_lock.take();
-            Ok(fresh)
-        }
-    }
-}
-
-/// Engine beside those of other processes, one of which runs the one that was inherited.
-///
-/// # Errors
-/// `EBUSY` if this process cannot open the devices.
-fn ready_beside(
-    config: &PreloadConfig,
-    prepared: &mut Option<Prepared>,
-    mut copied: Option<Prepared>,
-    others: &EngineLock,
-) -> Result<Prepared, Errno> {
-    /// Last process that has told an error, by the number of its forks and one.
-    static TELLER: AtomicUsize = AtomicUsize::new(0);
-    match open(config, Some(Arc::new(others.next()))) {
-        Ok(fresh) => {
-            // This process may have waited for it. Others may run it.
-            others.release();
-            drop(copied);
-            fresh.engine_lock.take();
-            Ok(fresh)
-        }
-        Err(error) => {
-            if TELLER.swap(forks() + 1, Ordering::Relaxed) != forks() + 1 {
-                report!(
-                    "forebay: process {} cannot open the devices beside another process of the program: {error}",
-                    process::id()
-                );
-            }
-            match &mut copied {
-                Some(copied) => copied.failed = Some(Instant::now()),
-                None => others.release(), // nothing waits by it
-            }
-            *prepared = copied;
-            Err(Errno::BUSY)
-        }
-    }
-}
-
-/// Runs an engine in this process.
-fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Result<Runtime, Errno> {
-    let Prepared { net, mut engine, interfaces, engine_lock, rings, metrics, .. } = ready;
-    engine.enable_busy_poll();
-    // The table of the first process of a program is empty.
-    let slot = reserved.or_else(|| engine_lock.reserve()).ok_or(Errno::NODEV)?;
-    engine_lock.enter(slot);
-    told(control::serve(metrics, &engine, &net, &engine_lock).map_err(StartError::thread))?;
-    let run = move || {
-        if let Err(error) = engine.run() {
-            report!(
-                "forebay: the engine of process {} has ended, and its sockets receive nothing more: {error}; {}",
-                process::id(),
-                error.help()
-            );
-        }
-    };
-    told(spawn("forebay-engine", run))?;
-    let finisher = Arc::new(Hidden::new(eventfd(0, EventfdFlags::CLOEXEC)?)?);
-    let has_finished = Arc::<AtomicBool>::default();
-    let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
-    told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;
-    let mut membership = None;
-    if config.via == Via::AfPacket {
-        let these = Arc::new(Membership::new(Arc::clone(&engine_lock), rings));
-        membership = Some(Arc::clone(&these));
-        told(spawn("forebay-members", move || these.follow()))?;
-    }
-    Ok(Runtime { net, interfaces, engine_lock, finisher, has_finished, membership })
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
-    thread::Builder::new().name(name.into()).spawn(run).map(drop).map_err(StartError::thread)
 }

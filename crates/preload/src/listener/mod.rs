@@ -4,34 +4,36 @@
 //! kernel's answers to all calls about names and options. Connections are accepted by the engine of the
 //! process that uses the listener first after `listen`, which may be a child of the one that called it.
 
+mod accept;
+mod closed;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
-use forebay::net::{TcpListener, TcpStream};
+use forebay::net::TcpListener;
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::FastOpenOptions;
 use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
+use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::getsockname;
-use rustix::net::sockopt::{
-    Timeout, set_socket_reuseport, set_socket_timeout, socket_reuseaddr, socket_reuseport,
-};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
+use self::closed::CLOSED;
+pub(crate) use self::closed::share_with_closed;
 use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{StillWaits, excluding, is_running, is_taken, prepare, running, when_free};
-use crate::socket::{CallWait, Socket, Takeover};
+use crate::socket::{Socket, Takeover};
 use crate::start_error::GRANT;
-use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
 use crate::udp_options::{lacking, timeout};
 use crate::{abi, fork_locks, passing, table};
@@ -39,10 +41,6 @@ use crate::{abi, fork_locks, passing, table};
 /// Listeners that this process has, and those of them that no engine of this process serves.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
 static UNSERVED: AtomicUsize = AtomicUsize::new(0);
-
-/// Sockets of listeners that are closed, by port. Connections that they have accepted keep them, so that the
-/// kernel does not answer for those.
-static CLOSED: Mutex<Vec<(u16, Weak<Hidden>)>> = Mutex::new(Vec::new());
 
 /// Taken while a listener gets its engine.
 static SERVING: Mutex<()> = Mutex::new(());
@@ -86,27 +84,6 @@ pub(crate) fn keep_locks() {
 /// Counts the listeners in a child, which has an engine for none.
 pub(crate) fn forked() {
     UNSERVED.store(LISTENERS.load(Ordering::Relaxed), Ordering::Relaxed);
-}
-
-/// Lets a socket be bound to a port that connections of a closed listener still have, as the kernel permits
-/// with `SO_REUSEADDR`. False if that is not why `bind` has failed.
-pub(crate) fn share_with_closed(descriptor: BorrowedFd<'_>, local: SocketAddr) -> bool {
-    if !is_taken(FilterProtocol::Tcp, local) || !abi::is_plain(descriptor, FilterProtocol::Tcp) {
-        return false;
-    }
-    let has_stopped = passing::stop_leaving(local);
-    if !socket_reuseaddr(descriptor).unwrap_or(false) {
-        return has_stopped;
-    }
-    let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
-    closed.retain(|(_, socket)| socket.strong_count() > 0);
-    let is_same = |(port, _): &&(u16, Weak<Hidden>)| *port == local.port();
-    let sockets = closed.iter().filter(is_same).filter_map(|(_, socket)| socket.upgrade());
-    let mut is_shared = false;
-    for socket in sockets {
-        is_shared |= set_socket_reuseport(&socket, true).is_ok();
-    }
-    is_shared && set_socket_reuseport(descriptor, true).is_ok() || has_stopped
 }
 
 impl Listener {
@@ -399,65 +376,6 @@ impl Listener {
             *options = FastOpenOptions { queue, no_cookie, keys, ..*options };
         });
     }
-
-    /// Takes a connection. `socket` is the listener as the table has it.
-    ///
-    /// # Errors
-    /// As `accept4(2)`.
-    pub(crate) fn accept(
-        &self,
-        socket: &Arc<Socket>,
-        flags: i32,
-    ) -> Result<(RawFd, SocketAddr), Errno> {
-        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
-            return Err(Errno::INVAL);
-        }
-        let mut wait = CallWait::default();
-        let served = loop {
-            match self.serve(socket) {
-                Err(Errno::BUSY) if self.is_nonblocking.load(Ordering::Relaxed) => {
-                    return Err(Errno::AGAIN);
-                }
-                Err(Errno::BUSY) => await_turn(socket, &mut wait)?,
-                served => break served?,
-            }
-        };
-        let mut place = None;
-        let (tcp, peer) = loop {
-            let accepted = served.tcp.accept_reserving(|| {
-                // First: those of the library come behind it.
-                let number = fcntl_dupfd_cloexec(&self.inherited.kernel, 0)?;
-                if !table::has_slot(abi::number(number.as_fd())) {
-                    return Err(Errno::MFILE.into());
-                }
-                place = Some(number);
-                readiness()
-            });
-            match accepted.map_err(|error| unconnected_errno(&error)) {
-                Err(Errno::AGAIN) if self.has_ended() => return Err(Errno::INVAL),
-                Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    wait.readable(served.readiness()?)?;
-                }
-                accepted => break accepted?,
-            }
-        };
-        let place = place.unwrap_or_else(|| unreachable!("reserved for each connection"));
-        Ok((self.enter(tcp, place, flags)?, peer))
-    }
-
-    /// Gives a connection its number, the lowest that was free, as the kernel does.
-    fn enter(&self, tcp: TcpStream, place: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
-        let number = abi::number(place.as_fd());
-        let stream = Stream::accepted(tcp, Arc::clone(&self.inherited), self.local.is_ipv6())?;
-        let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
-        stream.set_nonblocking(is_nonblocking);
-        let readiness = stream.readiness()?;
-        let status = if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() };
-        fcntl_setfl(readiness, status)?;
-        abi::replace(number, readiness, flags & libc::SOCK_CLOEXEC != 0)?;
-        table::insert(number, Arc::new(Socket::Stream(stream)));
-        Ok(place.into_raw_fd())
-    }
 }
 
 /// Serves all listeners, since their turn has come. What fails is told, and answered by `accept`.
@@ -475,12 +393,6 @@ fn serve_all() -> StillWaits {
         }
     }
     still_waits
-}
-
-/// Waits until a listener is served and has a connection.
-fn await_turn(socket: &Arc<Socket>, wait: &mut CallWait) -> Result<(), Errno> {
-    let number = table::numbers_of(socket).first().copied().ok_or(Errno::BADF)?;
-    abi::with_number(number, |descriptor| wait.readable(descriptor))
 }
 
 impl Served {

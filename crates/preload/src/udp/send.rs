@@ -1,0 +1,114 @@
+//! Datagrams that are sent, whole or in parts.
+
+use forebay::net::message::Transmit;
+use forebay_stack::socket::shown;
+use rustix::io::Errno;
+
+use super::{LENGTH_FIELD_MAX, SENDING, Udp};
+use crate::abi;
+use crate::corked::Envelope;
+use crate::datagram::{DatagramMode, OutgoingDatagram};
+use crate::option::SocketOption;
+use crate::socket::CallWait;
+use crate::udp_options::UDP_CORK;
+
+impl Udp {
+    /// Sends a datagram, or a part of one. Of an outgoing message the parts are looked at in the kernel's order.
+    pub(crate) fn send<'a>(
+        &self,
+        outgoing: &impl OutgoingDatagram<'a>,
+        mode: DatagramMode,
+    ) -> Result<usize, Errno> {
+        self.check()?;
+        let len = outgoing.len_bytes();
+        if !self.is_ipv6 && len > LENGTH_FIELD_MAX {
+            return Err(Errno::MSGSIZE);
+        }
+        if !self.is_ipv6 && mode.is_urgent {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let envelope = || {
+            let to = match outgoing.destination(self.is_ipv6)? {
+                Some(to) => shown(to, self.is_ipv6),
+                None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
+            };
+            let is_v4 = to.ip().to_canonical().is_ipv4();
+            if is_v4 && self.v6_only {
+                return Err(Errno::NETUNREACH);
+            }
+            if len > LENGTH_FIELD_MAX {
+                return Err(Errno::MSGSIZE);
+            }
+            if is_v4 && mode.is_urgent {
+                return Err(Errno::OPNOTSUPP);
+            }
+            if to.port() == 0 {
+                return Err(Errno::INVAL);
+            }
+            Ok((to, outgoing.control((self.is_ipv6, is_v4))?))
+        };
+        let is_part = mode.more_follows || self.corked.is_on();
+        if !is_part && self.corked.is_empty() {
+            let envelope = envelope()?;
+            self.check_sending()?;
+            return self.send_whole(&outgoing.payload()?, envelope, mode.dont_wait);
+        }
+        if let Err(error) = self.check_sending() {
+            self.corked.clear();
+            return Err(error);
+        }
+        let payload = match len {
+            ..=LENGTH_FIELD_MAX => outgoing.payload(),
+            _ => Err(Errno::MSGSIZE),
+        };
+        if let Some((payload, envelope)) = self.corked.add(payload, is_part, envelope)? {
+            self.send_whole(&payload, envelope, mode.dont_wait)?;
+        }
+        Ok(len)
+    }
+
+    fn check_sending(&self) -> Result<(), Errno> {
+        if self.has_ended(SENDING) { Err(Errno::PIPE) } else { Ok(()) }
+    }
+
+    /// Reads `UDP_CORK` again. Without it the datagram that was not whole, if there is one, is sent as it is.
+    pub(crate) fn adopt_cork(&self) {
+        let is_on = abi::is_on(self.kernel(), SocketOption::of_udp(UDP_CORK));
+        self.corked.set_on(is_on);
+        if is_on {
+            return;
+        }
+        if let Some((payload, envelope)) = self.corked.take() {
+            let _ = self.send_whole(&payload, envelope, true); // as in the kernel, an error is lost
+        }
+    }
+
+    fn send_whole(
+        &self,
+        payload: &[u8],
+        (to, control): Envelope,
+        dont_wait: bool,
+    ) -> Result<usize, Errno> {
+        let settings = self.settings.load();
+        let is_mapped = self.is_ipv6 && to.ip().to_canonical().is_ipv4();
+        let of_v4 = settings.v4_marks.filter(|_| is_mapped);
+        let message = Transmit {
+            source: control.source,
+            device: control.device,
+            // Options of an IPv6 socket for IPv4 are others than for IPv6.
+            traffic_class: control.traffic_class.or(of_v4.map(|(class, _)| class)),
+            ttl: control.ttl.or(of_v4.map(|(_, ttl)| ttl)),
+            gso_size: control.gso_size.unwrap_or(settings.gso_size),
+            ..Transmit::new(payload, to)
+        };
+        let mut wait = CallWait::default();
+        loop {
+            match self.udp.send_msg(&message).map_err(|error| self.errno(&error)) {
+                Err(Errno::AGAIN) if !dont_wait && !settings.is_nonblocking => {
+                    wait.writable(self.readiness()?, settings.write_timeout, true)?;
+                }
+                result => return result,
+            }
+        }
+    }
+}
