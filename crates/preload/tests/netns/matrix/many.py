@@ -47,10 +47,13 @@ def many_sent(connection, tell):
     say("sendmmsg, no memory", c, "sendmmsg", it.fileno(), many, 2, wait)
     say("arrived", tell, "read 3")
     sent = fill(it)
-    many = messages([b"one"])
-    say("sendmmsg, no room", c, "sendmmsg", it.fileno(), many, 1, wait)
-    it.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
-    say("sendmmsg until the time-out", c, "sendmmsg", it.fileno(), many, 1, 0)
+    many = messages([bytes(3)])
+    # A peer that takes more late makes room for some.
+    for flags in (wait, 0):
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50_000))
+        while (got := c("sendmmsg", it.fileno(), many, 1, flags)) == 1:
+            sent += many[0].len
+        print("sendmmsg, no room:", got)
     say("taken", tell, f"read {sent}")
     it.shutdown(socket.SHUT_WR)
     say("sendmmsg after the end", c, "sendmmsg", it.fileno(), many, 1, wait)
@@ -196,20 +199,15 @@ def copies(connection, tell):
     folder = os.open("/", os.O_RDONLY)
     say("sendfile of a folder", c, "sendfile", number, folder, None, size(5))
     say("copy_file_range", c, "copy_file_range", FILE, None, number, None, size(5), 0)
-    for descriptor in (zero, written, folder):
-        os.close(descriptor)
     it.setblocking(False)
     sent = 0
-    while True:
-        got = c("sendfile", number, FILE, ctypes.byref(place), size(1 << 30))
-        if got == "EAGAIN" or got == 0:
-            break
+    while isinstance(got := c("sendfile", number, zero, ctypes.byref(place), size(1 << 20)), int):
         sent += got
-    print("sendfile, no room:", got, place.value == 3 + sent)
-    say("sendfile, no room", c, "sendfile", number, FILE, ctypes.byref(place), size(5))
+    print("sendfile, no room:", got)
+    for descriptor in (zero, written, folder):
+        os.close(descriptor)
     sent += fill(it)
-    say("splice, no room", c, "splice", out, None, number, None, size(5), 2)
-    say("taken", tell, f"read {sent}" if sent < 1 << 27 else "read 1")
+    say("taken", tell, f"read {sent}")
     it.setblocking(True)
     say("splice to connection", c, "splice", out, None, number, None, size(5), 0)
     it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
