@@ -103,6 +103,7 @@ def await_bytes(it, count):
     began = time.monotonic()
     while number(it, FIONREAD) < count:
         assert time.monotonic() - began < WAIT_MS / 1000, "the bytes have not come"
+    await_event(it, select.POLLIN)  # of Forebay's a moment later
 
 
 def kernels(protocol, name):

@@ -145,7 +145,7 @@ def event_bits(connection, tell):
         it.shutdown(first)
         say(f"shut {first}", bits, it)
         tell("send 5")
-        say("bytes all the same", lambda: until(lambda: number(it, FIONREAD) == 5))
+        say("bytes all the same", await_bytes, it, 5)
         say("bits", bits, it)
         say("recv", it.recv, 3)
         say("recv", it.recv, 3)
