@@ -96,7 +96,7 @@ impl Tcp {
         }
     }
 
-    /// Sends what Nagle's rule or [`TcpOptions::cork`] holds back.
+    /// Sends what Nagle's rule or [`TcpOptions::cork`](crate::tcp::config::TcpOptions::cork) holds back.
     ///
     /// # Errors
     /// [`TcpError::NotConnected`] without a connection.
