@@ -7,6 +7,7 @@ use super::*;
 use crate::arrive::PollStatus::{Drained, Last, MorePending};
 
 mod changes; // groups whose rate changes, and room for heavy ones
+mod pair; //    two CPUs, where heavy groups change places with others
 
 const SHIFT: u32 = 20;
 const WINDOW_NS: u64 = 10_000_000;
@@ -119,6 +120,11 @@ impl Bench {
 fn imbalance_percent(work: &[u64]) -> u64 {
     let sum: u64 = work.iter().sum();
     work.iter().max().unwrap() * 100 * work.len() as u64 / sum.max(1)
+}
+
+/// Packets that take a CPU this part of its time.
+fn percent(share: u64) -> u32 {
+    u32::try_from(WINDOW_NS * share / 100 / COST_NS).unwrap()
 }
 
 fn spread_hash(index: u32) -> u32 {
@@ -243,77 +249,6 @@ fn rps_b2_elephant_is_left_alone() {
     assert!(imbalance_percent(&others) <= 110, "{others:?}");
 }
 
-/// A flow that fills a CPU appears on the one of two that polls. It changes places with the other flows, before those that
-/// leave its CPU rest on the other one.
-#[test]
-fn rps_b2_elephant_leaves_polling_of_two() {
-    // When the second one appears, polling has become less, so that the other CPU has more for others.
-    for (largest, polling_ns, polling_later_ns) in
-        [(400, 1_500_000, 1_500_000), (1_300, 3_000_000, 1_500_000)]
-    {
-        let mut bench = Bench::new(2, polling_ns);
-        let mut sources = zipf(1_000, largest);
-        for _ in 0..200 {
-            bench.window(&sources);
-        }
-        let elephant = Source { hash: 7, packets: 18_000 };
-        assert_eq!(bench.cpu_of(elephant), CpuId(0));
-        sources.push(elephant);
-        bench.polling_ns = polling_later_ns;
-        let mut before_ns = u64::MAX / 200;
-        for _ in 0..60 {
-            let (work, _) = bench.window(&sources);
-            let busiest_ns = *work.iter().max().unwrap();
-            assert!(busiest_ns * 100 <= before_ns * 103, "B4: {work:?}, and {before_ns} ns before");
-            before_ns = before_ns.min(busiest_ns);
-        }
-        let (work, _) = bench.window(&sources);
-        assert_eq!(bench.cpu_of(elephant), CpuId(1), "{work:?}");
-        assert!(work[1] <= u64::from(elephant.packets) * COST_NS / 100 * 105, "{work:?}");
-    }
-}
-
-/// A flow that fills the polling CPU loses frames there, and seems lighter than it is. It stays if it would fill the other CPU
-/// beyond what this one has.
-#[test]
-fn rps_b4_lost_frames_count_in_swap() {
-    let mut bench = Bench::new(2, WINDOW_NS * 15 / 100);
-    bench.backlog_ns = WINDOW_NS * 24 / 100;
-    let packets = |percent: u64| u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
-    let elephant = Source { hash: 7, packets: packets(61) };
-    for _ in 0..50 {
-        // These packets follow their application.
-        (0..packets(35)).for_each(|_| bench.balances[0].weigh_fixed(CpuId(1)));
-        let fixed_ns = u64::from(packets(35)) * COST_NS;
-        bench.loads[1].packets += u64::from(packets(35));
-        bench.loads[1].delivering_ns += fixed_ns;
-        bench.loads[1].busy_ns += fixed_ns;
-        bench.balances[0].note_poll(CpuId(0), MorePending);
-        bench.window(&[elephant]);
-        assert_eq!(bench.cpu_of(elephant), CpuId(0));
-    }
-}
-
-/// Two CPUs have a heavy flow each, the polling one light flows, too. The heavy ones do not change places: the one that came
-/// could not leave again.
-#[test]
-fn rps_b4_heavy_flows_of_two_stay() {
-    let mut bench = Bench::new(2, WINDOW_NS / 20);
-    let flow = |hash, share_percent| {
-        let packets = WINDOW_NS * share_percent / 100 / COST_NS;
-        Source { hash, packets: u32::try_from(packets).unwrap() }
-    };
-    let heavy = [flow(7, 33), flow(7 | 1 << 31, 54)];
-    let light = (1..=26).map(|number| flow(number << 24, 1));
-    let sources: Vec<_> = heavy.into_iter().chain(light).collect();
-    let (first, _) = bench.window(&sources);
-    assert!(first[0] > first[1], "{first:?}");
-    for _ in 0..200 {
-        let (work, _) = bench.window(&sources);
-        assert!(work.iter().all(|ns| *ns <= first[0]), "{work:?}, and {first:?} at first");
-    }
-}
-
 #[test]
 fn rps_b3_idle_cpus_are_not_balanced() {
     let mut bench = Bench::new(4, 0);
@@ -434,10 +369,7 @@ fn sources() -> impl Strategy<Value = Vec<Source>> {
 #[test]
 fn rps_b2_two_elephants_do_not_chase() {
     let mut bench = Bench::of_queues(2, 2, WINDOW_NS / 5);
-    let elephant = |hash, percent: u64| {
-        let packets = u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
-        [Source { hash, packets }]
-    };
+    let elephant = |hash, share| [Source { hash, packets: percent(share) }];
     let (small, large) = (elephant(1, 50), elephant(1 << 31 | 1, 60));
     let mut moves = 0;
     for _ in 0..500 {
