@@ -39,12 +39,14 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        let min_ttl = self.sockets.at(listener).map_or(0, |entry| entry.options().min_ttl);
-        let is_too_far = is_too_far(Some(&packet), min_ttl);
-        if is_too_far {
+        let is_refused = match self.sockets.at(listener).map(|entry| &entry.kind) {
+            Some(Kind::Listener(listener)) => is_too_far(&packet, listener.options.min_ttl),
+            _ => false,
+        };
+        if is_refused {
             self.counters.min_ttl_drop.add(1);
         }
-        if segment.has(Flags::RST) || is_too_far {
+        if segment.has(Flags::RST) || is_refused {
             out.pool.put(packet.frame);
             return Answer::None;
         }

@@ -435,7 +435,7 @@ impl Tcp {
     ) {
         let mut packet = Some(packet);
         let answer = self.with_connection(index, out, |connection, cx| {
-            if is_too_far(packet.as_ref(), connection.min_ttl()) {
+            if packet.as_ref().is_some_and(|packet| is_too_far(packet, connection.min_ttl())) {
                 // Forged perhaps: neighbours alone have such a TTL (RFC 5082).
                 cx.counters.min_ttl_drop.add(1);
                 return None;
@@ -521,6 +521,6 @@ impl Tcp {
 }
 
 /// True if a packet came from farther away than a socket permits. Without a limit, the packet is not looked at.
-fn is_too_far(packet: Option<&Packet>, min_ttl: u8) -> bool {
-    min_ttl > 0 && packet.and_then(|packet| packet.view().ttl()).is_some_and(|ttl| ttl < min_ttl)
+fn is_too_far(packet: &Packet, min_ttl: u8) -> bool {
+    min_ttl > 0 && packet.view().ttl().is_some_and(|ttl| ttl < min_ttl)
 }
