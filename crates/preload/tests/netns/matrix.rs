@@ -7,7 +7,7 @@ use super::Hosts;
 
 /// Parts of the program, of which the last one runs it.
 const CALLS: &str = concat!(
-    include_str!("matrix/common.py"),
+    include_str!("matrix/rig.py"),
     include_str!("matrix/listeners.py"),
     include_str!("matrix/bytes.py"),
     include_str!("matrix/ends.py"),
