@@ -22,7 +22,7 @@ impl UdpSocket {
     /// makes it readable only then: whoever is to learn of it may be named to the descriptor before.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// Errors of `make`.
     pub fn descriptor_from(
         &self,
         make: impl FnOnce() -> io::Result<(ReadinessSetter, ReadinessDescriptor)>,

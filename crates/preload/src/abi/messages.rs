@@ -290,7 +290,7 @@ fn receive_many(
 /// without the first that is refused, for which none is taken.
 ///
 /// # Errors
-/// That of the first header.
+/// The refusal of the first header.
 fn batch_max(headers: &[mmsghdr]) -> Result<usize, Errno> {
     for (index, header) in headers.iter().enumerate() {
         // SAFETY: the promise of recvmmsg's caller.

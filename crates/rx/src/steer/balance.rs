@@ -52,8 +52,8 @@ const RETRY_NS: u64 = 100_000;
 /// Number of windows after which a queue that has not planned counts as idle.
 const STALE_WINDOWS: u64 = 3;
 
-/// Change of [`Balance::awaited`] by a window that makes no moves; another window takes 1 away. So bursts of many flows hold
-/// back one window in five at most.
+/// Change of [`Balance::awaited`] by a window that is held back; any other takes 1 away. So bursts of many flows hold back one
+/// window in five at most.
 const AWAITED: u8 = 4;
 
 /// Maximum of [`Balance::awaited`]. Two windows in a row await a weight: one heavy flow ends, and another begins.

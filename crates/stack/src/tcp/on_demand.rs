@@ -7,7 +7,7 @@ pub(super) trait Initial: Sized + 'static {
     /// Value before the first change.
     const INITIAL: Self;
 
-    /// The one of all connections that have changed none.
+    /// Shared copy that connections read before their first change.
     fn initial() -> &'static Self;
 }
 
