@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::sockets::rig::{OURS, Running, over_tap};
 use crate::tcp::Trial;
-use crate::tcp::streams::{LONG, exchange};
+use crate::tcp::streams::{LONG, exchange, fill};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_nonblocking_calls_would_block", nonblocking),
@@ -72,8 +72,7 @@ fn polled() {
     assert_eq!(seen(&ours, both, now), both);
     ours.read_exact(&mut [0; 3]).unwrap();
     assert_eq!(seen(&ours, both, now), PollFlags::OUT);
-    ours.set_nonblocking(true);
-    while ours.write(&[7; 100_000]).is_ok() {}
+    fill(&mut ours);
     assert_eq!(seen(&ours, both, now), PollFlags::empty());
     let reader = thread::spawn(move || std::io::copy(&mut kernels, &mut std::io::sink()));
     assert_eq!(seen(&ours, PollFlags::OUT, LONG), PollFlags::OUT);

@@ -1,6 +1,6 @@
 //! Streams between our sockets and the kernel's.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener as KernelListener, TcpStream as KernelStream};
 use std::thread;
 use std::time::Duration;
@@ -39,6 +39,33 @@ pub(crate) fn exchange(stream: &KernelStream, len: usize) {
         assert_eq!(came.len(), sent.len());
         assert!(came == sent, "bytes differ");
     });
+}
+
+/// Writes, without blocking, until the peer's window is closed and no more fits into the send buffer, and tells
+/// how many bytes. Nothing changes then until the peer reads.
+pub(crate) fn fill(stream: &mut TcpStream) -> usize {
+    stream.set_nonblocking(true);
+    let mut written = 0;
+    loop {
+        let is_closed = is_window_closed(stream);
+        let full = loop {
+            match stream.write(&[7; 10_000]) {
+                Ok(len) => written += len,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        if is_closed {
+            return written;
+        }
+        thread::yield_now();
+    }
+}
+
+/// True if nothing leaves until the peer reads.
+pub(crate) fn is_window_closed(stream: &TcpStream) -> bool {
+    let info = stream.info().unwrap();
+    info.send_window_bytes == 0 && info.unacked_bytes == 0
 }
 
 /// Echoes a stream to its end.

@@ -1,9 +1,8 @@
 //! Connections as `explain` tells them.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream as KernelStream;
 use std::process::Command;
-use std::thread;
 
 use forebay::net::{NetConfig, TcpListener, TcpStream};
 use forebay_control::explain::explain;
@@ -11,7 +10,7 @@ use forebay_stack::tcp::Limit;
 
 use crate::sockets::rig::{OURS, Running, over_tap};
 use crate::tcp::Trial;
-use crate::tcp::streams::LONG;
+use crate::tcp::streams::{LONG, fill};
 
 pub(crate) const TRIALS: &[Trial] = &[("tcp_30_explain_tells_where_bytes_wait", told)];
 
@@ -72,18 +71,8 @@ fn told() {
         assert_eq!(same.document()["connections"][0]["info"]["app_limited"], true, "{same}");
     }
 
-    ours.set_nonblocking(true);
-    let mut written = 0;
-    // Until the kernel's buffer is full, which nobody reads.
-    while ours.info().unwrap().limit != Limit::PeerWindow {
-        match ours.write(&[7; 100_000]) {
-            Ok(len) => written += len,
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                thread::yield_now();
-            }
-        }
-    }
+    let written = fill(&mut ours);
+    assert_eq!(ours.info().unwrap().limit, Limit::PeerWindow);
     let full = explain(&control, &by_name).unwrap();
     assert!(full.to_string().contains("the peer's window is full (rwnd_limited)"), "{full}");
     let [of_reader, of_peer @ ..] = &full.connections[0].waits[..] else { panic!("{full}") };
