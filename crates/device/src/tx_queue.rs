@@ -31,11 +31,32 @@ struct TxQueueShared {
     joins: AtomicUsize,
     /// True if no CPU drives the queue any more.
     is_gone: AtomicBool,
+    /// Lanes that the driving CPU has left, for packets that were handed in meanwhile.
+    left: Mutex<Option<DrivenLanes>>,
 }
 
 impl TxQueueShared {
     fn joined(&self) -> MutexGuard<'_, Vec<(LaneConsumer, Arc<SinkCounters>)>> {
         self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn left(&self) -> MutexGuard<'_, Option<DrivenLanes>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Receiving ends of all lanes of a queue, with the counters of their senders.
+struct DrivenLanes {
+    lanes: Lanes,
+    counters: Vec<Arc<SinkCounters>>,
+}
+
+impl DrivenLanes {
+    /// Drops all packets, and counts them.
+    fn clear(&mut self) {
+        for (count, counters) in self.lanes.clear().into_iter().zip(&self.counters) {
+            counters.add_dropped(SendDrop::Down, count);
+        }
     }
 }
 
@@ -56,11 +77,12 @@ impl TxQueue {
             joined: Mutex::new(Vec::new()),
             joins: AtomicUsize::new(0),
             is_gone: AtomicBool::new(false),
+            left: Mutex::new(None),
         });
+        let lanes = Lanes::new(ticket, Vec::new());
         let consumer = TxQueueConsumer {
             shared: Arc::clone(&shared),
-            lanes: Lanes::new(ticket, Vec::new()),
-            counters: Vec::new(),
+            driven: DrivenLanes { lanes, counters: Vec::new() },
         };
         (Self(shared), consumer)
     }
@@ -113,6 +135,15 @@ impl TxQueueProducer {
     }
 }
 
+impl Drop for TxQueueProducer {
+    /// Counts packets that were handed in while the driving CPU left the queue.
+    fn drop(&mut self) {
+        if let Some(driven) = &mut *self.shared.left() {
+            driven.clear();
+        }
+    }
+}
+
 /// Index of a lane, and so of the CPU that sent a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LaneId(pub(crate) u16);
@@ -120,9 +151,7 @@ pub(crate) struct LaneId(pub(crate) u16);
 /// Receiving end of all lanes of a queue, for the driving CPU.
 pub(crate) struct TxQueueConsumer {
     shared: Arc<TxQueueShared>,
-    lanes: Lanes,
-    /// Counters of the senders, by lane.
-    counters: Vec<Arc<SinkCounters>>,
+    driven: DrivenLanes,
 }
 
 impl TxQueueConsumer {
@@ -134,24 +163,24 @@ impl TxQueueConsumer {
 
     /// Returns the next packet in ticket order, if it has arrived, and its lane.
     pub(crate) fn next(&mut self) -> Option<(LaneId, Packet)> {
-        if self.shared.joins.load(Ordering::Acquire) != self.counters.len() {
+        if self.shared.joins.load(Ordering::Acquire) != self.driven.counters.len() {
             self.take_over();
         }
-        let (lane, packet) = self.lanes.take_one()?;
+        let (lane, packet) = self.driven.lanes.take_one()?;
         Some((LaneId(u16::try_from(lane).unwrap_or(u16::MAX)), packet))
     }
 
     /// Takes over lanes that have joined.
     fn take_over(&mut self) {
         for (lane, counters) in self.shared.joined().drain(..) {
-            self.lanes.join(lane);
-            self.counters.push(counters);
+            self.driven.lanes.join(lane);
+            self.driven.counters.push(counters);
         }
     }
 
     /// True if packets were handed in that have not left.
     pub(crate) fn has_some(&self) -> bool {
-        self.lanes.has_some(&self.shared.tickets)
+        self.driven.lanes.has_some(&self.shared.tickets)
     }
 
     /// True if any CPU can send.
@@ -161,17 +190,19 @@ impl TxQueueConsumer {
 
     /// Returns the counters of a lane's sender.
     pub(crate) fn counters(&self, of: LaneId) -> Option<&SinkCounters> {
-        self.counters.get(usize::from(of.0)).map(|counters| &**counters)
+        self.driven.counters.get(usize::from(of.0)).map(|counters| &**counters)
     }
 }
 
 impl Drop for TxQueueConsumer {
     fn drop(&mut self) {
-        self.shared.is_gone.store(true, Ordering::Relaxed);
+        let shared = Arc::clone(&self.shared);
+        let mut left = shared.left();
+        shared.is_gone.store(true, Ordering::Relaxed);
         self.take_over();
-        for (count, counters) in self.lanes.clear().into_iter().zip(&self.counters) {
-            counters.add_dropped(SendDrop::Down, count);
-        }
+        self.driven.clear();
+        let none = DrivenLanes { lanes: Lanes::new(0, Vec::new()), counters: Vec::new() };
+        *left = Some(std::mem::replace(&mut self.driven, none));
     }
 }
 
@@ -237,6 +268,10 @@ mod tests {
             drop(consumer);
             prop_assert_eq!(counters.dropped(SendDrop::Down), expected.len() as u64);
             prop_assert!(producers[0].is_gone());
+            // A sender that looked before the queue was gone still hands in a packet.
+            let late = producers[0].put(&mut vec![packet(&mut memory, 0)]);
+            drop(producers);
+            prop_assert_eq!(counters.dropped(SendDrop::Down), (expected.len() + late) as u64);
             prop_assert_eq!(memory.in_use(), 0);
         }
     }
