@@ -63,7 +63,7 @@ impl Display for Explanation {
         }
         writeln!(f, "  key:   {}", self.key())?;
         if self.queues.is_empty() {
-            writeln!(f, "  no queue has answered within a second")?;
+            writeln!(f, "  no queue has answered within five seconds")?;
         }
         self.queues.iter().try_for_each(|queue| write_queue(f, queue, self.hash))?;
         self.connections.iter().try_for_each(|connection| connection.fmt(f))

@@ -18,7 +18,7 @@ use super::names;
 use super::tree::Tree;
 
 /// Maximum time for the queues to answer.
-const ANSWER_TIME: Duration = Duration::from_secs(1);
+const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// Knobs of an engine, before, during and after its run. Cheap to clone; usable from any thread.
 ///
@@ -166,7 +166,7 @@ impl Control {
         self.shared.hasher()
     }
 
-    /// Answers about a flow, in the order of the queues, from those that answer within a second
+    /// Answers about a flow, in the order of the queues, from those that answer within five seconds
     /// while the engine runs. Flows that share the flow's slot are recorded from the first request
     /// on.
     ///
@@ -179,7 +179,7 @@ impl Control {
         Ok(answers)
     }
 
-    /// CPUs of all hash values, in the order of the queues, from those that answer within a second
+    /// CPUs of all hash values, in the order of the queues, from those that answer within five seconds
     /// while the engine runs.
     ///
     /// # Errors

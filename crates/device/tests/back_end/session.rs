@@ -26,6 +26,9 @@ use crate::back_end::ring::{Carries, Place, Ring, is_readable};
 /// Time limit for events that must happen. No statement about speed.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Time limit of a front end for its back end to be set up.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// `VHOST_USER_F_PROTOCOL_FEATURES`.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
@@ -150,11 +153,17 @@ impl Site {
         self.listener = None;
     }
 
-    /// Waits for a front end, and serves it until all of its queues are in use.
+    /// Waits for a front end, and serves it until all of its queues are in use. A front end gives up a back end
+    /// that this machine lets wait for longer than its limit, and comes again.
     pub(crate) fn meet(&self, offer: Offer) -> Backend {
-        let mut backend = self.accept(offer);
-        backend.come_up().unwrap();
-        backend
+        loop {
+            let began = Instant::now();
+            let mut backend = self.accept(offer.clone());
+            match backend.come_up() {
+                Ok(()) => return backend,
+                Err(Closed) => assert!(began.elapsed() >= CONTROL_TIMEOUT, "{:?}", backend.log),
+            }
+        }
     }
 
     /// Waits until a front end can be accepted.
