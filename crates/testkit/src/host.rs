@@ -39,8 +39,8 @@ pub struct FixedHost {
     pub sent: SentPackets,
     /// Time, in ns.
     pub now_ns: Arc<AtomicU64>,
-    /// Memory for packets that no batch causes.
-    pool: Mutex<Pool>,
+    /// Memory for packets that no batch causes: 8 frames, unless that is changed.
+    pub pool: Mutex<Pool>,
 }
 
 impl FixedHost {
@@ -96,9 +96,7 @@ impl Host for FixedHost {
     }
 
     fn with_pool(&self, act: &mut dyn FnMut(&mut Pool)) {
-        let mut pool = self.pool.lock().unwrap();
-        act(&mut pool);
-        pool.flush();
+        act(&mut self.pool.lock().unwrap());
     }
 
     fn identity(&self, _device: usize) -> Arc<Identity> {

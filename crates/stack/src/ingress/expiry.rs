@@ -58,6 +58,8 @@ impl Stack {
                 fragments.drain(..).for_each(|(packet, _)| pool.put(packet.frame));
                 host.neighbours(device).tick(&on, now_ns, pool, &mut asks, unanswered);
                 unanswered.drain(..).for_each(|packet| pool.put(packet.frame));
+                // This CPU may sleep from now on, while others wait for their frames.
+                pool.flush();
             });
             if !asks.is_empty() {
                 host.send(device, &mut asks);

@@ -2,8 +2,8 @@
 //! reported.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use etherparse::{ArpOperation, Icmpv6Type};
 use forebay_buf::Pool;
@@ -18,7 +18,7 @@ use forebay_stack::{Host, Stack};
 use forebay_testkit::host::{FixedHost, SentPackets};
 
 use crate::neighbours::rig::{
-    ALL, OURS, THEIRS, advertisement, arp_message, identity, ip, packet, pool, read_arp,
+    ALL, OURS, THEIRS, advertisement, arp_message, identity, ip, packet, pool, pools, read_arp,
     read_ndisc, solicitation,
 };
 
@@ -69,22 +69,23 @@ fn arp_answers_heard_unless_foreign() {
     assert_eq!(network.counters().drops.get(NetworkDrop::IpInhdr), 1);
 }
 
-/// Stack of a host for which a packet waits until 10.9.0.2 answers, at time 1.
-fn waiting_stack(pool: &mut Pool) -> (Stack, SentPackets, Arc<AtomicU64>) {
-    let host = FixedHost::new(identity(), Vec::new(), Vec::new());
+/// Stack of a host for which a packet waits until 10.9.0.2 answers, at time 1; and the pool of another CPU, which sent it.
+fn waiting_stack() -> (Pool, Stack, SentPackets, Arc<AtomicU64>) {
+    let [mut pool, of_stack] = pools(8);
+    let mut host = FixedHost::new(identity(), Vec::new(), Vec::new());
+    host.pool = Mutex::new(of_stack);
     let (sent, now_ns) = (host.sent.clone(), Arc::clone(&host.now_ns));
     let mut held =
-        vec![packet(pool, &arp_message(ALL, ArpOperation::REQUEST, "10.9.0.1", "10.9.0.2"))];
+        vec![packet(&mut pool, &arp_message(ALL, ArpOperation::REQUEST, "10.9.0.1", "10.9.0.2"))];
     let mut neighbours = host.neighbours(0);
-    let Resolved::Ask(question) = neighbours.resolve(ip("10.9.0.2"), &identity(), 1, pool) else {
-        panic!("nothing is known yet")
-    };
+    let resolved = neighbours.resolve(ip("10.9.0.2"), &identity(), 1, &mut pool);
+    let Resolved::Ask(question) = resolved else { panic!("nothing is known yet") };
     pool.put(question.frame);
     neighbours.hold(ip("10.9.0.2"), &mut held, 1, &mut Vec::new());
     drop(neighbours);
     let network = NetworkLayer::new(NetworkConfig::default(), Arc::default());
     let relief = BufferReclaimer::new(None, None, Arc::default());
-    (Stack::new(CpuId(0), 0, network, relief, Box::new(host)), sent, now_ns)
+    (pool, Stack::new(CpuId(0), 0, network, relief, Box::new(host)), sent, now_ns)
 }
 
 fn handle(stack: &mut Stack, pool: &mut Pool, bytes: &[u8]) {
@@ -101,8 +102,7 @@ fn handle(stack: &mut Stack, pool: &mut Pool, bytes: &[u8]) {
 /// The answer comes in the first batch for long, in the same turn that looks for those who gave none.
 #[test]
 fn promise_8_late_answer_releases_packets() {
-    let mut pool = pool(8);
-    let (mut stack, sent, now_ns) = waiting_stack(&mut pool);
+    let (mut pool, mut stack, sent, now_ns) = waiting_stack();
     now_ns.store(3_000_000_001, Ordering::Relaxed);
     stack.tick(3_000_000_001);
     let answer = arp_message(OURS, ArpOperation::REPLY, "10.9.0.2", "10.9.0.1");
@@ -133,8 +133,7 @@ fn ticks(
 
 #[test]
 fn promise_8_solicitations_repeat_without_packets() {
-    let mut pool = pool(8);
-    let (mut stack, sent, now_ns) = waiting_stack(&mut pool);
+    let (mut pool, mut stack, sent, now_ns) = waiting_stack();
     assert!(stack.sleep_max_ns().is_some_and(|ns| ns <= 100_000_000));
     let times = ticks(&mut stack, (&sent, &now_ns), 0..2950);
     let [first, second] = times[..] else { panic!("{times:?}") };
@@ -147,8 +146,7 @@ fn promise_8_solicitations_repeat_without_packets() {
 
 #[test]
 fn promise_8_fragments_expire_without_packets() {
-    let mut pool = pool(8);
-    let (mut stack, sent, now_ns) = waiting_stack(&mut pool);
+    let (mut pool, mut stack, sent, now_ns) = waiting_stack();
     ticks(&mut stack, (&sent, &now_ns), 0..4000);
     assert_eq!(stack.sleep_max_ns(), None);
     let mut bytes = Vec::new();

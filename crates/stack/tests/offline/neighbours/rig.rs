@@ -53,9 +53,14 @@ pub(crate) fn identity() -> Identity {
 }
 
 pub(crate) fn pool(chunks: u32) -> Pool {
-    let share = vec![ChunkClass { chunk_bytes: 512, chunks }];
-    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
-    carve(region, &[share]).unwrap().remove(0)
+    let [pool] = pools(chunks);
+    pool
+}
+
+/// Pools of as many CPUs, each with this number of frames.
+pub(crate) fn pools<const N: usize>(chunks: u32) -> [Pool; N] {
+    let shares = vec![vec![ChunkClass { chunk_bytes: 512, chunks }]; N];
+    carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().try_into().unwrap()
 }
 
 pub(crate) fn packet(pool: &mut Pool, bytes: &[u8]) -> Packet {
