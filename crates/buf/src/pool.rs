@@ -173,6 +173,14 @@ impl Pool {
         self.classes.last().map_or(0, |class| class.home().chunk_bytes - BEFORE_PACKET_BYTES)
     }
 
+    /// Most bytes that a frame can hold which is free now; 0 if none is free.
+    #[must_use]
+    pub fn largest_free_bytes(&mut self) -> u32 {
+        let largest =
+            self.classes.iter_mut().rev().find_map(|class| class.has_free().then_some(class));
+        largest.map_or(0, |class| class.home().chunk_bytes - BEFORE_PACKET_BYTES)
+    }
+
     /// Number of this pool's frames, free or not, that have room for `len_bytes`.
     #[must_use]
     pub fn frames_for(&self, len_bytes: u32) -> usize {
@@ -351,6 +359,13 @@ impl SizeClass {
         }
         // SAFETY: the chunk was free, on this home's list; the home is open.
         Some(unsafe { Frame::new(self.home, chunk) })
+    }
+
+    fn has_free(&mut self) -> bool {
+        if self.free.is_empty() {
+            self.collect();
+        }
+        !self.free.is_empty()
     }
 
     #[cold]

@@ -38,6 +38,21 @@ fn smallest_fitting_chunks_come_first() {
 }
 
 #[test]
+fn largest_free_frame_counts_those_returned() {
+    let [mut pool, mut other] = pair();
+    let [small, large] = [512, 2048].map(|bytes| bytes - BEFORE_PACKET_BYTES);
+    assert_eq!(pool.largest_free_bytes(), large);
+    let mut frames: Vec<_> = std::iter::from_fn(|| pool.allocate(large)).collect();
+    assert_eq!(pool.largest_free_bytes(), small);
+    other.put(frames.pop().unwrap());
+    other.flush();
+    assert_eq!(pool.largest_free_bytes(), large);
+    frames.extend(std::iter::from_fn(|| pool.allocate(1)));
+    assert_eq!(pool.largest_free_bytes(), 0);
+    assert_eq!(other.return_handle().largest_free_bytes(), 0);
+}
+
+#[test]
 fn impossible_shares_are_refused() {
     let most = ChunkClass { chunk_bytes: u32::MAX - 63, chunks: u32::MAX };
     let shares = [vec![most; 3], vec![ChunkClass { chunk_bytes: 4096, chunks: 1 }]];

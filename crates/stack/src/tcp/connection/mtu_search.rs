@@ -134,7 +134,7 @@ impl Connection {
             return if in_flight == 0 { Probing::NotNow } else { Probing::Waits };
         }
         if self.waits_for_pace(cx)
-            || !cx.has_free_frame(len_bytes, len_bytes)
+            || cx.free_payload_bytes() < len_bytes
             || !self.send.queue.gather_packet(self.send.next, len_bytes)
         {
             return Probing::NotNow;

@@ -43,6 +43,13 @@ struct NextSegment {
     ending: Ending,
 }
 
+impl NextSegment {
+    /// The first bytes of a segment that has more.
+    fn cut(self, len_bytes: u32) -> Self {
+        Self { len_bytes, is_last: false, has_fin: false, ending: Ending::Plain, ..self }
+    }
+}
+
 impl Connection {
     /// Bytes that were written and never sent.
     pub(super) fn unsent_bytes(&self) -> u32 {
@@ -188,18 +195,13 @@ impl Connection {
             return Err(Halt::PeerWindow);
         }
         let next = self.within_window(next, full_only);
-        // Not in small frames when large ones run out: the next ACK sends on.
-        if !self.sent.is_empty() && !cx.has_free_frame(next.len_bytes, room) {
-            return Err(Halt::NoFrame);
-        }
+        let next = self.within_free_frame(next, cx).ok_or(Halt::NoFrame)?;
         if next.is_last && self.is_held_by_nagle(&next, full_only) {
             let whole = next.len_bytes / room * room;
             if whole == 0 {
                 return Err(Halt::Nagle);
             }
-            let next =
-                NextSegment { len_bytes: whole, is_last: false, ending: Ending::Plain, ..next };
-            return self.send_new(&next, cx);
+            return self.send_new(&next.cut(whole), cx);
         }
         self.send_new(&next, cx)
     }
@@ -306,8 +308,23 @@ impl Connection {
         let len_bytes = next.len_bytes.min(left);
         let partial = len_bytes % next.room;
         let is_held = partial > 0 && self.holds_small(full_only);
-        let len_bytes = if is_held { len_bytes - partial } else { len_bytes };
-        NextSegment { len_bytes, is_last: false, has_fin: false, ending: Ending::Plain, ..next }
+        next.cut(if is_held { len_bytes - partial } else { len_bytes })
+    }
+
+    /// Shortens a packet of several segments to the largest frame that is free. `None` if that has room for one only, while
+    /// others have more and something is in flight: the next ACK sends on, not many packets of one segment.
+    fn within_free_frame(&self, next: NextSegment, cx: &mut Context<'_>) -> Option<NextSegment> {
+        let free_bytes = cx.free_payload_bytes();
+        if next.len_bytes <= free_bytes {
+            return Some(next);
+        }
+        let whole = free_bytes / next.room * next.room;
+        if whole > next.room {
+            return Some(next.cut(whole));
+        }
+        let has_larger = cx.has_frame(next.len_bytes.min(2 * next.room));
+        let may_send = self.sent.is_empty() || !has_larger && whole > 0;
+        may_send.then_some(next)
     }
 
     fn is_held_by_nagle(&self, next: &NextSegment, full_only: bool) -> bool {
@@ -415,9 +432,10 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> u32 {
         let packet = index..=*self.sent.packet_of(index).end();
-        let most = most.min(self.largest_burst(cx)) as usize;
-        let most = most.min(packet.clone().count());
         let room = self.segment_room();
+        let with_frame = (cx.free_payload_bytes() / room).max(1);
+        let most = most.min(self.largest_burst(cx)).min(with_frame) as usize;
+        let most = most.min(packet.clone().count());
         self.sent.set_segment_size(packet, room);
         let count = self.sent.cut_packet(index, most);
         let last = index + count - 1;

@@ -250,15 +250,13 @@ impl Connection {
 
 impl Context<'_> {
     /// True if there are frames, free or not, for a payload of this length.
-    fn has_frame(&self, len_bytes: u32) -> bool {
+    pub(super) fn has_frame(&self, len_bytes: u32) -> bool {
         len_bytes + HEADERS_BYTES <= self.pool.largest_frame_bytes()
     }
 
-    /// True if a frame is free for a payload of several segments, or for one if no frame takes several.
-    pub(super) fn has_free_frame(&mut self, len_bytes: u32, mss: u32) -> bool {
-        let len_bytes = if self.has_frame(len_bytes) { len_bytes } else { mss };
-        let frame = self.pool.allocate(len_bytes + HEADERS_BYTES);
-        frame.map(|frame| self.pool.put(frame)).is_some()
+    /// Longest payload for which a frame is free.
+    pub(super) fn free_payload_bytes(&mut self) -> u32 {
+        self.pool.largest_free_bytes().saturating_sub(HEADERS_BYTES)
     }
 
     /// Queues a packet to be sent. Returns false if no frame was free.

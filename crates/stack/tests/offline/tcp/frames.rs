@@ -1,6 +1,8 @@
 //! Hosts without free frames, or with full buffers, for a while.
 
-use forebay_buf::Frame;
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Frame, Region};
 use forebay_stack::tcp::{TcpConfig, TcpInfo, TcpOptions, TcpSocket, WriteFlags};
 
 use super::forged::{Forged, say};
@@ -129,4 +131,86 @@ fn tcp_6_read_buffer_opens_its_window() {
     assert_eq!(pair.hosts[1].tcp.counters().rcv_collapsed.get(), 1);
     let told = info(&pair, 1, server);
     assert!(told.receive_threshold_bytes >= 1448, "room for a segment of the peer's: {told:?}");
+}
+
+const SMALL: u32 = 2048;
+const MIDDLE: u32 = 16 << 10;
+const LARGE: u32 = 68 << 10;
+
+/// Hosts that send packets of several segments, from so many frames of each size.
+fn segmenting(faults: Faults, middle: u32, large: u32) -> Pair {
+    let wmem = (4 << 20, 4 << 20);
+    let config = TcpConfig { gso_bytes: 64_000, wmem, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, faults, [config; 2]);
+    let classes = [(SMALL, 8192), (MIDDLE, middle), (LARGE, large)];
+    let share: Vec<_> =
+        classes.map(|(chunk_bytes, chunks)| ChunkClass { chunk_bytes, chunks }).into();
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    pair.hosts[0].pool = carve(region, &[share]).unwrap().remove(0);
+    pair
+}
+
+/// Writes, and returns the sizes of the frames that the packets left in.
+fn write(pair: &mut Pair, socket: TcpSocket, len: usize) -> Vec<u32> {
+    let written =
+        pair.call(0, |tcp, out| tcp.write(socket, &vec![7; len], WriteFlags::default(), out));
+    assert_eq!(written, Ok(len));
+    std::mem::take(&mut pair.hosts[0].left_in)
+}
+
+fn read_all(pair: &mut Pair, client: TcpSocket, server: TcpSocket) -> usize {
+    let (mut total, mut room) = (0, vec![0; 1 << 20]);
+    while info(pair, 0, client).unacked_bytes > 0 || info(pair, 0, client).unsent_bytes > 0 {
+        assert!(pair.step());
+        while info(pair, 1, server).unread_bytes > 0 {
+            total += pair.call(1, |tcp, out| tcp.read(server, &mut room, out)).unwrap();
+        }
+    }
+    total
+}
+
+/// A connection whose congestion window has grown.
+fn grown(pair: &mut Pair) -> (TcpSocket, TcpSocket) {
+    let (client, server) = pair.open(80);
+    for _ in 0..20 {
+        write(pair, client, 300_000);
+        assert_eq!(read_all(pair, client, server), 300_000);
+    }
+    (client, server)
+}
+
+/// Takes all frames that are at least as large as this.
+fn take_large(pair: &mut Pair, chunk_bytes: u32) -> Vec<Frame> {
+    let pool = &mut pair.hosts[0].pool;
+    std::iter::from_fn(|| pool.allocate(chunk_bytes - BEFORE_PACKET_BYTES)).collect()
+}
+
+#[test]
+fn tcp_6_packets_fit_largest_free_frame() {
+    let mut pair = segmenting(Faults { delay_us: 100, ..Faults::default() }, 16, 4);
+    let (client, server) = grown(&mut pair);
+    let large = write(&mut pair, client, 150_000);
+    assert!(large.iter().all(|&size| size == LARGE), "{large:?}");
+    read_all(&mut pair, client, server);
+    let taken = take_large(&mut pair, LARGE);
+    let middle = write(&mut pair, client, 150_000);
+    assert!(middle.len() >= 10 && middle.iter().all(|&size| size == MIDDLE), "{middle:?}");
+    read_all(&mut pair, client, server);
+    let rest = take_large(&mut pair, MIDDLE);
+    // One packet at most: nothing is in flight whose ACK would send on.
+    let small = write(&mut pair, client, 150_000);
+    assert!(small.len() <= 64_000 / 1448 && small.iter().all(|&size| size == SMALL), "{small:?}");
+    assert!(write(&mut pair, client, 1_000).is_empty());
+    taken.into_iter().chain(rest).for_each(|frame| pair.hosts[0].pool.put(frame));
+    assert_eq!(read_all(&mut pair, client, server), 151_000);
+}
+
+/// Packets that are sent again, too.
+#[test]
+fn tcp_6_few_large_frames_lose_nothing() {
+    let faults = Faults { delay_us: 100, loss: 3, ..Faults::default() };
+    for (middle, large) in [(0, 1), (1, 1), (2, 0), (0, 0)] {
+        let mut pair = segmenting(faults, middle, large);
+        grown(&mut pair);
+    }
 }

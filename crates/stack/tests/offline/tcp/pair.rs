@@ -35,6 +35,8 @@ pub(super) struct Host {
     network: NetworkLayer,
     identity: Identity,
     pub(super) pool: Pool,
+    /// Sizes of the frames in which the packets of the last call left.
+    pub(super) left_in: Vec<u32>,
     pub(super) address: IpAddr,
 }
 
@@ -56,6 +58,7 @@ impl Host {
             network,
             identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
             pool: carve(region, &[share]).unwrap().remove(0),
+            left_in: Vec::new(),
             address,
         }
     }
@@ -71,6 +74,7 @@ impl Host {
         let mut out = TcpOut { now_us, cpu: self.cpu, pool: &mut self.pool, packets: &mut packets };
         let result = act(&mut self.tcp, &mut out);
         self.check_levels();
+        self.left_in = packets.iter().map(|packet| packet.frame.truesize()).collect();
         let mut segments = Vec::new();
         for packet in packets {
             match packet.gso_size() {
