@@ -78,6 +78,9 @@ const COPIED_ONE_IN: u32 = 8;
 /// One in this many chunks of a thread that makes packets has room for several segments.
 const SPARE_JUMBO_ONE_IN: u32 = 8;
 
+/// One in this many of those has room for the largest IP packet.
+const SPARE_LARGEST_ONE_IN: u32 = 4;
+
 /// Size of small chunks: 2 KiB for ordinary frames, or a page if the largest frame of a source
 /// exceeds 2 KiB and fits into a page.
 fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
@@ -125,14 +128,16 @@ pub fn kept_bytes(kept_frames: u32, needs: FrameNeeds) -> u64 {
 }
 
 /// Chunks for the packets that a thread makes. If every device has packets larger than a jumbo
-/// frame, and so also sends a packet of several segments whole, some of the chunks have room for one.
+/// frame, and so also sends a packet of several segments whole, some of the chunks have room for one, up to the largest.
 fn spare_classes(small_bytes: u32, spare_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
     let sends_segments_whole =
         !needs.is_empty() && needs.iter().all(|need| need.largest_bytes > JUMBO_BYTES);
     let jumbo = if sends_segments_whole { spare_frames / SPARE_JUMBO_ONE_IN } else { 0 };
+    let largest = jumbo.div_ceil(SPARE_LARGEST_ONE_IN);
     let classes = [
         ChunkClass { chunk_bytes: small_bytes, chunks: spare_frames - jumbo },
-        ChunkClass { chunk_bytes: JUMBO_BYTES, chunks: jumbo },
+        ChunkClass { chunk_bytes: JUMBO_BYTES, chunks: jumbo - largest },
+        ChunkClass { chunk_bytes: LARGEST_IP_CHUNK_BYTES, chunks: largest },
     ];
     classes.into_iter().filter(|class| class.chunks > 0).collect()
 }
@@ -261,7 +266,10 @@ mod tests {
             let classes = spare_classes(2048, 1024, needs);
             classes.iter().map(|class| (class.chunk_bytes, class.chunks)).collect::<Vec<_>>()
         };
-        assert_eq!(sizes(&[of(65_549)]), [(2048, 896), (JUMBO_BYTES, 128)]);
+        let whole = [(2048, 896), (JUMBO_BYTES, 96), (LARGEST_IP_CHUNK_BYTES, 32)];
+        assert_eq!(sizes(&[of(65_549)]), whole);
+        let bytes = whole.map(|(chunk_bytes, chunks)| chunk_bytes * chunks);
+        assert_eq!(bytes.iter().sum::<u32>(), 5504 << 10, "memory of a CPU, as documented");
         assert_eq!(sizes(&[of(65_549), of(3_500)]), [(2048, 1024)], "one device would cut them");
         assert!(spare_classes(2048, 0, &[of(65_549)]).is_empty());
     }

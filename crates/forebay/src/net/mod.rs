@@ -518,14 +518,14 @@ fn send_paths(devices: &[Device], net_devices: &[NetDevice]) -> Result<SendPaths
         .collect()
 }
 
-/// Payload of the largest packet that TCP sends: in a sender's large frame, if every device sends such
-/// packets whole; else 0, for single segments.
+/// Payload of the largest packet that TCP sends: that of the largest IP packet, if every device sends such packets whole;
+/// else 0, for single segments.
 fn gso_bytes(devices: &[Device]) -> u32 {
-    const LARGE_FRAME_BYTES: u32 = 16 << 10;
+    const LARGEST_IP_BYTES: u32 = u16::MAX as u32;
     const HEADERS_BYTES: u32 = 1 << 10;
     let mut sources = devices.iter().flat_map(|device| &device.sources);
-    let all_large = sources.all(|source| source.needs().largest_bytes > LARGE_FRAME_BYTES);
-    if all_large { LARGE_FRAME_BYTES - HEADERS_BYTES } else { 0 }
+    let all_large = sources.all(|source| source.needs().largest_bytes > LARGEST_IP_BYTES);
+    if all_large { LARGEST_IP_BYTES - HEADERS_BYTES } else { 0 }
 }
 
 /// Copy caches, one per CPU; or the reason why there are none.

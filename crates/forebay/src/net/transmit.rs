@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{fmt, io};
 
+use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
 use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
@@ -25,6 +26,9 @@ use super::message::Transmit;
 use super::neighbours::{DeviceNeighbours, Hop, WayBack};
 pub(super) use last_sent::LastSent;
 pub(super) use queue::{Flushed, SendMark, TransmitQueue};
+
+/// Length of the largest packet of datagrams, if the frames of senders are no smaller.
+const PACKET_BYTES_MAX: u32 = (16 << 10) - BEFORE_PACKET_BYTES;
 
 /// Room for gathered packets that is made at first.
 const GATHERED_ROOM: usize = 64;
@@ -331,10 +335,7 @@ impl Transmitter {
 
     /// True if there is packet memory for a datagram of any length.
     pub(super) fn has_room(&mut self) -> bool {
-        let frame = self.pool.allocate(self.pool.largest_frame_bytes());
-        let has_room = frame.is_some();
-        frame.into_iter().for_each(|frame| self.pool.put(frame));
-        has_room
+        self.pool.largest_free_bytes() >= self.largest_packet_bytes().max(1)
     }
 
     /// Number of this pool's frames in use.
@@ -349,9 +350,14 @@ impl Transmitter {
 
     /// Length of the largest GSO payload: as many datagrams as fit in a frame, at most 64.
     fn whole_len(&self, gso_size: u16) -> usize {
-        let most = self.pool.largest_frame_bytes().min(u16::MAX.into()) as usize;
+        let most = self.largest_packet_bytes() as usize;
         let size = usize::from(gso_size.max(1));
         (most.saturating_sub(HEADERS_BYTES_MAX as usize) / size).clamp(1, 64) * size
+    }
+
+    /// Length of the largest packet of datagrams. Larger frames are few, and TCP's.
+    fn largest_packet_bytes(&self) -> u32 {
+        self.pool.largest_frame_bytes().min(PACKET_BYTES_MAX)
     }
 }
 
