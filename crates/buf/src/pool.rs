@@ -362,7 +362,7 @@ impl SizeClass {
     }
 
     fn has_free(&mut self) -> bool {
-        if self.free.is_empty() {
+        if self.free.is_empty() && self.home().has_mail() {
             self.collect();
         }
         !self.free.is_empty()
