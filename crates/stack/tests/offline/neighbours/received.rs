@@ -2,8 +2,8 @@
 //! reported.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use etherparse::{ArpOperation, Icmpv6Type};
 use forebay_buf::Pool;
@@ -73,7 +73,7 @@ fn arp_answers_heard_unless_foreign() {
 fn waiting_stack() -> (Pool, Stack, SentPackets, Arc<AtomicU64>) {
     let [mut pool, of_stack] = pools(8);
     let mut host = FixedHost::new(identity(), Vec::new(), Vec::new());
-    host.pool = Mutex::new(of_stack);
+    *host.pool.get_mut().unwrap() = of_stack;
     let (sent, now_ns) = (host.sent.clone(), Arc::clone(&host.now_ns));
     let mut held =
         vec![packet(&mut pool, &arp_message(ALL, ArpOperation::REQUEST, "10.9.0.1", "10.9.0.2"))];
