@@ -156,14 +156,16 @@ impl Site {
     /// Waits for a front end, and serves it until all of its queues are in use. A front end gives up a back end
     /// that this machine lets wait for longer than its limit, and comes again.
     pub(crate) fn meet(&self, offer: Offer) -> Backend {
-        loop {
-            let began = Instant::now();
-            let mut backend = self.accept(offer.clone());
-            match backend.come_up() {
-                Ok(()) => return backend,
-                Err(Closed) => assert!(began.elapsed() >= CONTROL_TIMEOUT, "{:?}", backend.log),
-            }
-        }
+        let mut offers = std::iter::repeat(offer);
+        offers.find_map(|offer| self.try_meet(offer)).expect("the offers do not end")
+    }
+
+    fn try_meet(&self, offer: Offer) -> Option<Backend> {
+        let began = Instant::now();
+        let mut backend = self.accept(offer);
+        let came_up = backend.come_up();
+        assert!(came_up.is_ok() || began.elapsed() >= CONTROL_TIMEOUT, "{:?}", backend.log);
+        came_up.ok().map(|()| backend)
     }
 
     /// Waits until a front end can be accepted.
