@@ -62,6 +62,7 @@ fn impossible_shares_are_refused() {
 }
 
 #[test]
+#[cfg(not(miri))] // nothing but 65,536 empty classes
 #[should_panic(expected = "too many shares")]
 fn excess_classes_are_refused() {
     let none = ChunkClass { chunk_bytes: 512, chunks: 0 };
@@ -125,13 +126,14 @@ fn frames_outlive_their_owner() {
 /// Every owner is this thread, so a return that waited for one would never end.
 #[test]
 fn promise_4_returning_waits_for_no_owner() {
-    let mut owners = pools(&vec![vec![SMALL]; 65]);
+    let cpus = if cfg!(miri) { 5 } else { 65 };
+    let mut owners = pools(&vec![vec![SMALL]; cpus]);
     let mut other = owners.pop().unwrap();
     let mut frames = Vec::new();
     for owner in &mut owners {
         frames.extend(std::iter::from_fn(|| filled(owner, 1)));
     }
-    assert_eq!(frames.len(), 64 * 40, "all frames are away");
+    assert_eq!(frames.len(), (cpus - 1) * 40, "all frames are away");
     let mut alive = Vec::new();
     for (at, owner) in owners.into_iter().enumerate() {
         if at % 2 == 0 { alive.push(owner) } else { drop(owner) }
