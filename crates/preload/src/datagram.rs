@@ -72,8 +72,8 @@ pub(crate) struct DatagramMode {
 pub(crate) trait OutgoingDatagram<'a> {
     fn len_bytes(&self) -> usize;
 
-    /// Destination, for a socket of this family; `None` for the peer.
-    fn destination(&self, is_ipv6: bool) -> Result<Option<SocketAddr>, Errno>;
+    /// Destination, for a socket of IPv6 or not, of IPv6 alone or not; `None` for the peer.
+    fn destination(&self, families: (bool, bool)) -> Result<Option<SocketAddr>, Errno>;
 
     /// Control data for a destination, of a socket of IPv6 or not, of IPv4 or not.
     fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno>;

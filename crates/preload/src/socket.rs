@@ -73,6 +73,7 @@ impl Socket {
     pub(crate) fn readable_len(&self) -> Result<usize, Errno> {
         match self {
             Self::Udp(udp) => udp.next_len(),
+            Self::Listener(listener) if listener.has_ended() => Ok(0),
             Self::Listener(_) => Err(Errno::INVAL),
             Self::Stream(stream) => stream.unread_len(),
         }

@@ -150,6 +150,10 @@ impl Stream {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => Some(self.set_quick_acks(is_on)),
             // The kernel's socket would take it, since it is not connected.
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if value == 0 => Some(Err(Errno::INVAL)),
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_NO_COOKIE) => {
+                Some(Err(Errno::INVAL))
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if self.is_ipv6 => Some(Err(Errno::INVAL)),
             _ => None,
         }
     }
@@ -322,7 +326,10 @@ impl Stream {
                     match taken {
                         Ok(taken) if taken > 0 && len + taken < want => len += taken,
                         Ok(taken) => return Ok(len + taken),
-                        Err(_) if len > 0 => return Ok(len),
+                        Err(error) if len > 0 => {
+                            self.leave(stream_errno(&error));
+                            return Ok(len);
+                        }
                         Err(error) => return Err(error),
                     }
                 }

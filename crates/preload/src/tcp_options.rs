@@ -64,7 +64,8 @@ pub(crate) const TIMEOUTS: [SocketOption; 2] =
     [SocketOption::of_socket(libc::SO_RCVTIMEO), SocketOption::of_socket(libc::SO_SNDTIMEO)];
 
 /// Options that connections inherit for `getsockopt` alone.
-const SHOWN: [SocketOption; 4] = [
+const SHOWN: [SocketOption; 5] = [
+    SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_socket(libc::SO_REUSEADDR),
     SocketOption::of_socket(libc::SO_BROADCAST),
     SocketOption::of_socket(libc::SO_DONTROUTE),
@@ -73,7 +74,7 @@ const SHOWN: [SocketOption; 4] = [
 
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [SocketOption; 25] = [
+const TAKEN: [SocketOption; 32] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUFFORCE),
@@ -99,7 +100,15 @@ const TAKEN: [SocketOption; 25] = [
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_ipv6(libc::IPV6_FREEBIND),
+    // Control messages of datagrams, which connections have not.
+    SocketOption::of_socket(libc::SO_RXQ_OVFL),
+    SocketOption::of_ipv4(libc::IP_PKTINFO),
+    SocketOption::of_ipv4(libc::IP_RECVTTL),
+    SocketOption::of_ipv4(libc::IP_RECVTOS),
     SocketOption::of_ipv6(libc::IPV6_RECVPKTINFO),
+    SocketOption::of_ipv6(libc::IPV6_RECVHOPLIMIT),
+    SocketOption::of_ipv6(libc::IPV6_RECVTCLASS),
+    SocketOption::of_socket(libc::SO_DEBUG),
 ];
 
 /// Options that the program has set on a listener, of those that its connections inherit.

@@ -97,11 +97,23 @@ impl Endpoint {
         self.bound.is_ipv4()
     }
 
+    /// Address that the socket was bound to.
+    pub(super) fn bound(&self) -> SocketAddr {
+        self.bound
+    }
+
     /// The socket's own address: chosen by the route once connected, else the bound one.
     pub(super) fn local(&self) -> SocketAddr {
         let chosen = || self.peer().map(|peer| peer.local);
         let is_connected = self.is_connected.load(Ordering::Acquire);
         is_connected.then(chosen).flatten().unwrap_or(self.bound)
+    }
+
+    /// Own address of a datagram: that which connecting to an IPv6 peer chose is none for others of IPv4.
+    pub(super) fn local_for(&self, to: IpAddr) -> SocketAddr {
+        let local = self.local();
+        let is_chosen = local.ip() != self.bound.ip();
+        if is_chosen && to.is_ipv4() && plain(local).is_ipv6() { self.bound } else { local }
     }
 
     /// Peer that the socket is connected to.

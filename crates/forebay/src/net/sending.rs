@@ -112,7 +112,7 @@ impl Endpoint {
         if to.port() == 0 {
             return Err(Errno::INVAL.into());
         }
-        if self.is_ipv4() && to.is_ipv6() {
+        if plain(self.bound()).is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
         }
         // IPv6 accepts a hop limit of 0, IPv4 no TTL of 0 (`ip_cmsg_send`).
@@ -133,8 +133,8 @@ impl Endpoint {
         to: SocketAddr,
         routes: &Routes<'_>,
     ) -> io::Result<(usize, SocketAddr)> {
-        let bound = self.local();
-        let is_bound = !bound.ip().is_unspecified() && !plain(bound).ip().is_multicast();
+        let bound = self.local_for(to.ip());
+        let is_bound = !plain(bound).ip().is_unspecified() && !plain(bound).ip().is_multicast();
         let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
         let own = asked.map(|ip| SocketAddr::new(ip, 0)).or(is_bound.then_some(bound));
         let has_option = to.ip().is_multicast() && scope_of(of.destination).is_none();

@@ -55,7 +55,7 @@ fn checked(address: *const sockaddr, len: socklen_t) -> Result<usize, Errno> {
 pub(super) unsafe fn read_destination(
     address: *const sockaddr,
     len: socklen_t,
-    is_ipv6: bool,
+    (is_ipv6, is_v6_only): (bool, bool),
 ) -> Result<Option<SocketAddr>, Errno> {
     let len = checked(address, len)?;
     // SAFETY: the caller's promise, for as many bytes or fewer.
@@ -63,6 +63,7 @@ pub(super) unsafe fn read_destination(
     let family = family_of(bytes).ok_or(Errno::INVAL)?;
     match family {
         libc::AF_UNSPEC if is_ipv6 => Ok(None),
+        libc::AF_INET if is_v6_only => Err(Errno::NETUNREACH),
         libc::AF_INET | libc::AF_INET6 if is_ipv6 => decode_as(family, bytes).map(Some),
         _ if is_ipv6 || bytes.len() < V4_BYTES => Err(Errno::INVAL),
         // A family is not asked for.

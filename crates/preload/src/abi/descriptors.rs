@@ -27,6 +27,9 @@ const FIOASYNC: c_ulong = 0x5452;
 /// `SIOCGPGRP` (asm-generic/sockios.h).
 const OF_DESCRIPTOR: [c_ulong; 6] = [libc::FIOCLEX, libc::FIONCLEX, 0x8901, 0x8902, 0x8903, 0x8904];
 
+/// Requests of the time when the last datagram came (`SIOCGSTAMP`, `SIOCGSTAMPNS`), which sockets of ours tell with the datagram alone.
+const OF_TIMES: [c_ulong; 2] = [0x8906, 0x8907];
+
 /// Requests of the addresses of interfaces, `SIOCGIFADDR` to `SIOCSIFNETMASK`, which sockets of another family lack.
 const OF_INTERFACES: std::ops::RangeInclusive<c_ulong> = 0x8915..=0x891c;
 
@@ -322,8 +325,8 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     }
     let told = match &*socket {
         Socket::Udp(udp) if !OF_DESCRIPTOR.contains(&request) => udp.kernel().as_raw_fd(),
-        // The addresses of interfaces are asked of any socket of their family.
-        socket if OF_INTERFACES.contains(&request) => socket.holder().map_or(fd, number),
+        // The addresses of interfaces, and the time of a datagram, are asked of any socket of the family.
+        socket if OF_INTERFACES.contains(&request) || OF_TIMES.contains(&request) => socket.holder().map_or(fd, number),
         _ => fd, // the mark and the owner are the descriptor's own, and the flags those of a connection's
     };
     // SAFETY: the caller's promise, for another socket of the kernel.

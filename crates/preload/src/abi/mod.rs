@@ -13,6 +13,7 @@ mod address; //     struct sockaddr
 mod vectors; //     struct iovec
 mod sockets; //     bind, connect, listen, accept, getsockname
 mod options; //     getsockopt, setsockopt
+mod lacking; //     setsockopt of what sockets of ours lack
 mod receive; //     recv, read
 mod messages; //    recvmsg, recvmmsg
 mod send; //        send, sendmsg, write
@@ -28,7 +29,7 @@ pub(crate) use signals::{ignore_broken_pipes, restart, unblock};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart, is_ipv6,
     is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number, option_differs,
-    option_value, replace, shared_words, unlock, with_number,
+    option_value, replace, set_v6_only, shared_words, unlock, with_number,
 };
 
 use std::ffi::c_int;

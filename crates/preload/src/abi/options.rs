@@ -9,7 +9,7 @@ use libc::socklen_t;
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{answer_int, is_nowhere};
+use super::{address, answer_int, is_nowhere, lacking};
 use crate::option::SocketOption;
 use crate::socket::Socket;
 use crate::stream::Stream;
@@ -20,9 +20,17 @@ use crate::udp_options::UDP_CORK;
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
 
-/// MTU of the path to a connected socket's peer. Others have none: `ENOTCONN`.
-const MTU: [SocketOption; 2] =
-    [SocketOption::of_ipv4(libc::IP_MTU), SocketOption::of_ipv6(libc::IPV6_MTU)];
+/// What a socket that is bound or connected has, such as the MTU of the path to its peer. Others have none: `ENOTCONN`.
+const OF_PLACE: [SocketOption; 5] = [
+    SocketOption::of_ipv4(libc::IP_MTU),
+    SocketOption::of_ipv6(libc::IPV6_MTU),
+    SocketOption::of_ipv6(libc::IPV6_PATHMTU),
+    SocketOption::of_ipv6(libc::IPV6_ADDRFORM),
+    PEER_NAME,
+];
+
+/// Address of the peer, by the name of an option.
+const PEER_NAME: SocketOption = SocketOption::of_socket(libc::SO_PEERNAME);
 
 /// # Safety
 /// As `setsockopt(2)`.
@@ -57,6 +65,12 @@ pub unsafe extern "C" fn setsockopt(
     };
     let store = match store {
         Ok(store) => store,
+        Err(Errno::NOPROTOOPT) => {
+            let kernel = socket.kernel();
+            // SAFETY: the caller's promise.
+            let set = kernel.and_then(|kernel| unsafe { lacking::set(kernel, option, value, len) });
+            return answer_int(set.map(|()| 0));
+        }
         Err(error) => return answer_int(Err(error)),
     };
     // SAFETY: the caller's promise.
@@ -98,6 +112,12 @@ pub unsafe extern "C" fn getsockopt(
     let option = SocketOption { level, name };
     let store = match socket.as_deref() {
         None => Ok(fd),
+        Some(Socket::Stream(stream)) if option == PEER_NAME => {
+            let peer = stream.peer().map(address::encode);
+            // SAFETY: the caller's promise.
+            let told = peer.and_then(|peer| unsafe { put_part(&peer, value, len) });
+            return answer_int(told.map(|()| 0));
+        }
         Some(Socket::Stream(stream)) => {
             match own_answer(stream, option) {
                 Ok(None) if is_timeout(option) => Ok(fd),
@@ -115,8 +135,8 @@ pub unsafe extern "C" fn getsockopt(
             let told = error.and_then(|error| unsafe { put(&error.to_ne_bytes(), value, len) });
             return answer_int(told.map(|()| 0));
         }
-        // Of the route that the kernel has found for the peer.
-        Some(Socket::Udp(udp)) if MTU.contains(&option) => {
+        // Of the address and of the route that the kernel has found for the peer.
+        Some(Socket::Udp(udp)) if OF_PLACE.contains(&option) => {
             Ok(udp.reserved().unwrap_or(udp.kernel()).as_raw_fd())
         }
         Some(socket) => socket.kernel().map(|kernel| kernel.as_raw_fd()),
@@ -153,7 +173,10 @@ unsafe fn names_unknown_congestion(
     if option != SocketOption::of_tcp(libc::TCP_CONGESTION) || is_nowhere(value) {
         return false;
     }
-    let len = usize::try_from(len).unwrap_or(0).min(CONGESTION_NAME_BYTES);
+    let len = i32::try_from(len).ok().and_then(|len| usize::try_from(len).ok());
+    let Some(len) = len.filter(|len| *len > 0).map(|len| len.min(CONGESTION_NAME_BYTES)) else {
+        return false; // no name at all, which the kernel refuses
+    };
     // SAFETY: the caller's promise, for as many bytes or fewer.
     let name = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) };
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -184,6 +207,9 @@ fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, 
             stream.peer()?;
             info(|info| info.path_mtu_bytes)
         }
+        (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM) if stream.family() == libc::AF_INET6 => {
+            int(libc::AF_INET6)
+        }
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             int(stream.take_error()?.map_or(0, rustix::io::Errno::raw_os_error))
         }
@@ -208,6 +234,19 @@ fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, 
         }
         _ => None,
     })
+}
+
+/// Writes a part of a value. Room for more than there is is refused.
+///
+/// # Safety
+/// As [`put`].
+unsafe fn put_part(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    if !is_nowhere(len) && unsafe { len.read() } as usize > bytes.len() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { put(bytes, value, len) }
 }
 
 /// Writes as much of a value as there is room for, and its length.

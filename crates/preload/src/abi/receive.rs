@@ -56,6 +56,7 @@ fn receive(
 ) -> Result<usize, Errno> {
     match socket {
         Socket::Udp(udp) => receive_datagram(udp, vectors, flags, sender),
+        Socket::Listener(_) if flags & libc::MSG_ERRQUEUE != 0 => Err(Errno::AGAIN),
         Socket::Listener(_) => Err(Errno::NOTCONN),
         Socket::Stream(stream) => receive_bytes(stream, vectors, flags),
     }

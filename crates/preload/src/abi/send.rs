@@ -46,10 +46,10 @@ impl<'a> OutgoingDatagram<'a> for Message<'a> {
         self.vectors.len_bytes()
     }
 
-    fn destination(&self, is_ipv6: bool) -> Result<Option<SocketAddr>, Errno> {
+    fn destination(&self, families: (bool, bool)) -> Result<Option<SocketAddr>, Errno> {
         let Some((name, len)) = self.name else { return Ok(None) };
         // SAFETY: the promise of the call's caller.
-        unsafe { address::read_destination(name, len, is_ipv6) }
+        unsafe { address::read_destination(name, len, families) }
     }
 
     fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno> {

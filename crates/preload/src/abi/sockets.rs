@@ -1,6 +1,7 @@
 //! bind, connect, listen, accept and names.
 
 use std::ffi::c_int;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use libc::{sockaddr, socklen_t};
@@ -76,13 +77,36 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t)
     answer_int(match (&*socket, name) {
         (_, Err(Errno::FAULT)) => Err(Errno::FAULT),
         (Socket::Udp(udp), _) if is_none => udp.disconnect().map(|()| 0),
-        (Socket::Udp(udp), name) => name.and_then(|to| udp.connect(to)).map(|()| 0),
+        (Socket::Udp(udp), name) => {
+            // SAFETY: the caller's promise.
+            unsafe { connect_udp(udp, name, to, len) }.map(|()| 0)
+        }
         (Socket::Listener(listener), _) if is_none => {
             let _ = listener.shutdown(socket.shared()); // one that has ended stays so
             Ok(0)
         }
         (Socket::Listener(_) | Socket::Stream(_), _) => Err(Errno::ISCONN),
     })
+}
+
+/// Connects a UDP socket, as the kernel's at the same port if there is one, which answers.
+///
+/// # Safety
+/// As `connect(2)`.
+unsafe fn connect_udp(
+    udp: &Udp,
+    name: Result<SocketAddr, Errno>,
+    to: *const sockaddr,
+    len: socklen_t,
+) -> Result<(), Errno> {
+    udp.check()?;
+    let Some(reserved) = udp.reserved() else { return udp.connect(name?) };
+    let next = next!(connect(c_int, *const sockaddr, socklen_t) -> c_int);
+    // SAFETY: the caller's promise, for another socket of the kernel.
+    if unsafe { next(number(reserved), to, len) } < 0 {
+        return Err(last_error());
+    }
+    udp.follow_peer(reserved, name?)
 }
 
 /// # Safety

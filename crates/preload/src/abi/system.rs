@@ -1,6 +1,6 @@
 //! System calls that the safe modules need. They go to the kernel directly, not through the exported functions.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -89,7 +89,7 @@ pub(crate) fn is_plain(socket: BorrowedFd<'_>, protocol: FilterProtocol) -> bool
 }
 
 /// Value of an option of any type.
-fn option_bytes(socket: BorrowedFd<'_>, option: SocketOption) -> Option<Vec<u8>> {
+pub(super) fn option_bytes(socket: BorrowedFd<'_>, option: SocketOption) -> Option<Vec<u8>> {
     let mut value = vec![0; VALUE_BYTES_MAX];
     let len = read_option(socket, option, &mut value).ok()?;
     value.truncate(len);
@@ -108,18 +108,37 @@ pub(crate) fn option_differs(
 /// Gives a socket the value that an option of another one has.
 pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: SocketOption) {
     let Some(value) = option_bytes(from, option) else { return };
+    let _ = set_option(to, option, &value); // as far as it has the option
+}
+
+/// Has a socket that is not bound yet take IPv6 alone, as the kernel's does at an address of IPv6.
+pub(crate) fn set_v6_only(socket: BorrowedFd<'_>) {
+    // Ignored: the option is shown, and no more.
+    let _ = set_option(socket, SocketOption::of_ipv6(libc::IPV6_V6ONLY), &1_i32.to_ne_bytes());
+}
+
+fn set_option(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
     let len = libc::socklen_t::try_from(value.len()).unwrap_or(0);
     // SAFETY: the call reads `len` bytes of `value`, which has as many.
-    unsafe {
-        libc::syscall(
-            libc::SYS_setsockopt,
-            to.as_raw_fd(),
-            option.level,
-            option.name,
-            value.as_ptr(),
-            len,
-        );
-    }
+    unsafe { set_option_at(socket, option, value.as_ptr().cast(), len) }
+}
+
+/// Sets an option by the program's memory.
+///
+/// # Safety
+/// As `setsockopt(2)`.
+pub(super) unsafe fn set_option_at(
+    socket: BorrowedFd<'_>,
+    option: SocketOption,
+    value: *const c_void,
+    len: libc::socklen_t,
+) -> Result<(), Errno> {
+    let SocketOption { level, name } = option;
+    // SAFETY: the caller's promise.
+    let result = unsafe {
+        libc::syscall(libc::SYS_setsockopt, socket.as_raw_fd(), level, name, value, len)
+    };
+    if result < 0 { Err(last_error()) } else { Ok(()) }
 }
 
 /// Lends a descriptor by its number, which is not negative.

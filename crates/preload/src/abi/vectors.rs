@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use libc::iovec;
 use rustix::io::Errno;
 
-use super::{is_kernels, is_nowhere};
+use super::{is_beyond, is_kernels, is_nowhere};
 
 /// Most buffers, or messages, of one call (`UIO_MAXIOV`).
 pub(super) const VECTORS_MAX: usize = 1024;
@@ -65,7 +65,11 @@ impl<'a> Vectors<'a> {
     /// # Errors
     /// `EFAULT` if a buffer has an address that is none of a program's.
     fn checked(self) -> Result<Self, Errno> {
-        let is_refused = self.0.iter().any(|vector| is_kernels(vector.iov_base));
+        // Of a single one as many bytes as fit are used.
+        let is_single = self.0.len() == 1;
+        let is_refused = self.0.iter().any(|vector| {
+            is_kernels(vector.iov_base) || !is_single && is_beyond(vector.iov_base, vector.iov_len)
+        });
         if is_refused { Err(Errno::FAULT) } else { Ok(self) }
     }
 

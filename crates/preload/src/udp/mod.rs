@@ -16,7 +16,7 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, readiness};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
-use rustix::net::getsockname;
+use rustix::net::{getpeername, getsockname};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error, socket_reuseport};
 
 use crate::ancillary::scoped;
@@ -77,7 +77,10 @@ impl Udp {
         if is_ipv6 != local.is_ipv6() {
             return Ok(Takeover::Kernels); // the kernel has the right error
         }
-        let v6_only = is_ipv6 && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
+        // As in the kernel, an address of IPv6 is for IPv6 alone.
+        let is_v6_address = local.is_ipv6() && !local.ip().is_unspecified() && !is_mapped(local);
+        let of_program = || abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
+        let v6_only = is_ipv6 && (is_v6_address || of_program());
         let mut options = running_alone()?.net.socket().v6_only(v6_only);
         abi::prepare_to_close();
         if socket_reuseport(descriptor).unwrap_or(false) {
@@ -93,6 +96,9 @@ impl Udp {
             report!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
         let kernel: Hidden = Hidden::duplicate(descriptor)?;
+        if is_v6_address {
+            abi::set_v6_only(kernel.as_fd());
+        }
         let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
         abi::replace(number, readiness.as_fd(), is_cloexec)?;
         // By the program's number, which signals name, and before a datagram makes it readable.
@@ -167,13 +173,20 @@ impl Udp {
         }
     }
 
+    /// Connects to the peer that the kernel's socket at the same port was connected to, which found out if a route leads
+    /// there and gets the errors.
+    ///
+    /// # Errors
+    /// As `connect(2)`.
+    pub(crate) fn follow_peer(&self, reserved: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
+        self.watch_errors(reserved);
+        // As the kernel has it: this host in place of no address, and no scope where none is needed.
+        let peer = getpeername(reserved).ok().flatten();
+        self.connect(peer.and_then(|peer| SocketAddr::try_from(peer).ok()).unwrap_or(to))
+    }
+
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
-        if let Some(reserved) = self.udp.reserved() {
-            // Finds out if a route leads there, and gets the errors.
-            rustix::net::connect(reserved, &to)?;
-            self.watch_errors(reserved);
-        }
         self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))
     }
 
@@ -332,7 +345,13 @@ impl Udp {
         let mode = ReceiveMode { dont_wait: true, peek: true };
         match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {
             Ok(_) | Err(Errno::AGAIN) => Ok(len),
-            Err(error) => Err(error),
+            Err(error) => {
+                // The length is told beside an error, which stays.
+                let again = self.peek(mode, |message| message.each_piece(|piece| len += piece.len()));
+                self.leave(error);
+                let _ = again; // what else there is comes again
+                Ok(len)
+            }
         }
     }
 
@@ -375,9 +394,14 @@ impl Udp {
 
     /// # Errors
     /// `EBADF` in a child of the process that bound the socket.
-    fn check(&self) -> Result<(), Errno> {
+    pub(crate) fn check(&self) -> Result<(), Errno> {
         self.origin.check("a socket was bound", "stay in the foreground or bind in the child")
     }
+}
+
+/// True for an address of IPv4 in the form of IPv6.
+fn is_mapped(address: SocketAddr) -> bool {
+    matches!(address, SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some())
 }
 
 /// True for a socket that has a port: the kernel has the right error.

@@ -28,7 +28,7 @@ impl Udp {
             return Err(Errno::OPNOTSUPP);
         }
         let envelope = || {
-            let to = match outgoing.destination(self.is_ipv6)? {
+            let to = match outgoing.destination((self.is_ipv6, self.v6_only))? {
                 Some(to) => shown(to, self.is_ipv6),
                 None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
             };
