@@ -106,6 +106,11 @@ impl Stream {
         if self.is_ipv6 { libc::AF_INET6 } else { libc::AF_INET }
     }
 
+    /// True for the choice of families, which a connection of IPv6 has made.
+    pub(crate) fn is_bound_family(&self, option: SocketOption) -> bool {
+        self.is_ipv6 && option == SocketOption::of_ipv6(libc::IPV6_V6ONLY)
+    }
+
     pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) {
         self.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
     }
@@ -153,7 +158,6 @@ impl Stream {
             (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_NO_COOKIE) => {
                 Some(Err(Errno::INVAL))
             }
-            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if self.is_ipv6 => Some(Err(Errno::INVAL)),
             _ => None,
         }
     }

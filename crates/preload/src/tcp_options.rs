@@ -64,7 +64,9 @@ pub(crate) const TIMEOUTS: [SocketOption; 2] =
     [SocketOption::of_socket(libc::SO_RCVTIMEO), SocketOption::of_socket(libc::SO_SNDTIMEO)];
 
 /// Options that connections inherit for `getsockopt` alone.
-const SHOWN: [SocketOption; 5] = [
+const SHOWN: [SocketOption; 7] = [
+    SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
+    SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_socket(libc::SO_REUSEADDR),
     SocketOption::of_socket(libc::SO_BROADCAST),

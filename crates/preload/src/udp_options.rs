@@ -28,7 +28,7 @@ pub(crate) const OF_RESERVED: [SocketOption; 3] =
     [RECVERR[0], RECVERR[1], SocketOption::of_socket(libc::SO_BROADCAST)];
 
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
-const SUPPORTED: [SocketOption; 48] = [
+const SUPPORTED: [SocketOption; 49] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUF),
@@ -45,6 +45,7 @@ const SUPPORTED: [SocketOption; 48] = [
     SocketOption::of_socket(libc::SO_BUSY_POLL_BUDGET),
     SocketOption::of_socket(libc::SO_PRIORITY),
     SocketOption::of_socket(libc::SO_DEBUG),
+    SocketOption::of_socket(libc::SO_OOBINLINE),
     SocketOption::of_socket(libc::SO_KEEPALIVE),
     SocketOption::of_socket(libc::SO_LINGER),
     SocketOption::of_socket(libc::SO_DONTROUTE),

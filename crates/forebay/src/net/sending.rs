@@ -112,7 +112,7 @@ impl Endpoint {
         if to.port() == 0 {
             return Err(Errno::INVAL.into());
         }
-        if plain(self.bound()).is_ipv4() && to.is_ipv6() {
+        if self.is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
         }
         // IPv6 accepts a hop limit of 0, IPv4 no TTL of 0 (`ip_cmsg_send`).
@@ -150,6 +150,9 @@ impl Endpoint {
             self.shared.unsent.count_no_route(to.ip());
             return Err(Errno::NETUNREACH.into());
         };
+        if plain(self.bound()).is_ipv4() && to.is_ipv6() {
+            return Err(Errno::AFNOSUPPORT.into()); // bound to all addresses of IPv4, as an IPv6 socket has them
+        }
         // Source must be an address of this host (`ip_route_output_key`, `ip6_datagram_send_ctl`).
         if asked.is_some_and(|asked| !routes.is_own(asked)) {
             return Err(if to.is_ipv4() { Errno::NETUNREACH } else { Errno::INVAL }.into());

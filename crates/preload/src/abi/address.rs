@@ -31,6 +31,11 @@ pub(super) fn check(address: *const sockaddr, len: socklen_t) -> Result<(), Errn
     if len == 0 { Ok(()) } else { checked(address, len).map(drop) }
 }
 
+/// True if so many bytes can be an address, the family at least.
+pub(super) fn has_length(len: socklen_t) -> bool {
+    (2..=size_of::<libc::sockaddr_storage>()).contains(&usize::try_from(len).unwrap_or(usize::MAX))
+}
+
 /// Number of bytes of an address that are of interest.
 ///
 /// # Errors

@@ -57,6 +57,7 @@ pub unsafe extern "C" fn setsockopt(
     }
     let store = match &*socket {
         Socket::Udp(udp) => udp.check_option(option).map(|()| udp.kernel().as_raw_fd()),
+        Socket::Stream(stream) if stream.is_bound_family(option) => Err(Errno::INVAL),
         _ if !is_accepted(option) => Err(Errno::NOPROTOOPT),
         Socket::Listener(listener) => Ok(listener.kernel().as_raw_fd()),
         // Calls wait on this descriptor.
@@ -122,6 +123,11 @@ pub unsafe extern "C" fn getsockopt(
             match own_answer(stream, option) {
                 Ok(None) if is_timeout(option) => Ok(fd),
                 Ok(None) => stream.kernel().map(|kernel| kernel.as_raw_fd()),
+                // The room for options of IPv6 has no sign.
+                // SAFETY: the caller's promise.
+                Ok(Some(bytes)) if level == libc::IPPROTO_IPV6 => unsafe {
+                    return answer_int(put_all(&bytes, value, len).map(|()| 0));
+                },
                 Ok(Some(bytes)) => {
                     // SAFETY: the caller's promise.
                     return answer_int(unsafe { put(&bytes, value, len) }.map(|()| 0));
@@ -260,8 +266,22 @@ unsafe fn put(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Result<(
     // SAFETY: the caller's promise.
     let room = unsafe { len.read() };
     // As the kernel, which takes it for an int.
-    let room = i32::try_from(room).map_err(|_| Errno::INVAL)?;
-    let count = bytes.len().min(usize::try_from(room).unwrap_or(0));
+    i32::try_from(room).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the caller's promise.
+    unsafe { put_all(bytes, value, len) }
+}
+
+/// Writes as much of a value as there is room for, which has no sign, and its length.
+///
+/// # Safety
+/// As [`put`].
+unsafe fn put_all(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+    if is_nowhere(len) {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let room = unsafe { len.read() };
+    let count = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
     if count > 0 && is_nowhere(value) {
         return Err(Errno::FAULT);
     }

@@ -85,6 +85,7 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t)
             let _ = listener.shutdown(socket.shared()); // one that has ended stays so
             Ok(0)
         }
+        (_, Err(error)) if !address::has_length(len) => Err(error),
         (Socket::Listener(_) | Socket::Stream(_), _) => Err(Errno::ISCONN),
     })
 }

@@ -16,6 +16,10 @@ const CALLS: &str = concat!(
     include_str!("matrix/datagrams.py"),
     include_str!("matrix/lengths.py"),
     include_str!("matrix/modes.py"),
+    include_str!("matrix/families.py"),
+    include_str!("matrix/states.py"),
+    include_str!("matrix/vectors.py"),
+    include_str!("matrix/settings.py"),
     include_str!("matrix/many.py"),
     include_str!("matrix/main.py"),
 );
@@ -45,13 +49,15 @@ impl Drop for Peer {
 pub(crate) fn same_answers(via: &str) {
     let answers = |config: Option<&str>| {
         let hosts = Hosts::new();
+        hosts.near.command("ip addr add fd09::1/64 dev exa nodad");
+        hosts.far.command("ip addr add fd09::2/64 dev exb nodad");
         let _peer = Peer::start(&hosts);
         let mut lines = hosts.lines(Command::new("python3").args(["-c", CALLS]), config);
         (lines.pop().unwrap(), lines)
     };
     let (by_kernel, kernels) = answers(None);
     assert_ne!(by_kernel, "kernel 0");
-    let (by_kernel, ours) = answers(Some(&format!("via={via} take=udp:7,tcp:7 spin=auto dev=exa")));
+    let (by_kernel, ours) = answers(Some(&format!("via={via} take=udp:7,tcp:7,udp:17,tcp:17 spin=auto dev=exa")));
     assert_eq!(by_kernel, "kernel 0", "the sockets were not ours");
     for (ours, kernels) in ours.iter().zip(&kernels) {
         assert_eq!(ours, kernels, "our answer and the kernel's");

@@ -5,6 +5,7 @@ The peer, in another namespace, does what it is told over a connection of the ke
 import array, ctypes, errno, fcntl, os, select, signal, socket, struct, sys, termios, threading, time
 
 NEAR, FAR, CONTROL = ("10.9.0.1", 7), ("10.9.0.2", 9), ("10.9.0.2", 10)
+NEAR_V6, FAR_V6 = ("fd09::1", 17), ("fd09::2", 9)
 WAIT_MS = 20_000
 FIONREAD, SIOCOUTQ, SIOCOUTQNSD, SIOCATMARK = termios.FIONREAD, termios.TIOCOUTQ, 0x894B, 0x8905
 ERRNO = errno.errorcode
@@ -14,6 +15,8 @@ def peer():
     """Commands: one a line, each answered by a line."""
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(FAR)
+    udp_v6 = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    udp_v6.bind(FAR_V6)
     listener = socket.create_server(CONTROL)
     print("ready", flush=True)
     control = listener.accept()[0].makefile("rwb")
@@ -22,7 +25,7 @@ def peer():
         word, _, rest = line.decode().strip().partition(" ")
         answer = "done"
         if word == "connect":
-            tcp = socket.create_connection(NEAR)
+            tcp = socket.create_connection((rest.split()[1], int(rest.split()[2])) if rest else NEAR)
         elif word == "send":
             tcp.sendall(b"x" * int(rest))
         elif word == "urgent":
@@ -47,9 +50,12 @@ def peer():
             tcp.close()
         elif word == "datagram":
             udp.sendto(b"d" * int(rest), NEAR)
+        elif word == "ping":
+            (udp_v6 if ":" in rest.split()[0] else udp).sendto(b"ping", (rest.split()[0], int(rest.split()[1])))
         elif word == "hear":
-            udp.settimeout(20)
-            answer = repr(udp.recv(70_000)[:20])
+            from_v6 = udp_v6 if rest else udp
+            from_v6.settimeout(20)
+            answer = repr(from_v6.recv(70_000)[:20])
         control.write(answer.encode() + b"\n")
         control.flush()
 
