@@ -346,10 +346,9 @@ impl Udp {
         match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {
             Ok(_) | Err(Errno::AGAIN) => Ok(len),
             Err(error) => {
-                // The length is told beside an error, which stays.
-                let again = self.peek(mode, |message| message.each_piece(|piece| len += piece.len()));
+                // The length is told beside an error, which stays. Others come again.
+                let _ = self.peek(mode, |message| message.each_piece(|piece| len += piece.len()));
                 self.leave(error);
-                let _ = again; // what else there is comes again
                 Ok(len)
             }
         }
