@@ -326,7 +326,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     let told = match &*socket {
         Socket::Udp(udp) if !OF_DESCRIPTOR.contains(&request) => udp.kernel().as_raw_fd(),
         // The addresses of interfaces, and the time of a datagram, are asked of any socket of the family.
-        socket if OF_INTERFACES.contains(&request) || OF_TIMES.contains(&request) => socket.holder().map_or(fd, number),
+        socket if OF_INTERFACES.contains(&request) || OF_TIMES.contains(&request) => {
+            socket.holder().map_or(fd, number)
+        }
         _ => fd, // the mark and the owner are the descriptor's own, and the flags those of a connection's
     };
     // SAFETY: the caller's promise, for another socket of the kernel.

@@ -135,9 +135,8 @@ pub(super) unsafe fn set_option_at(
 ) -> Result<(), Errno> {
     let SocketOption { level, name } = option;
     // SAFETY: the caller's promise.
-    let result = unsafe {
-        libc::syscall(libc::SYS_setsockopt, socket.as_raw_fd(), level, name, value, len)
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_setsockopt, socket.as_raw_fd(), level, name, value, len) };
     if result < 0 { Err(last_error()) } else { Ok(()) }
 }
 

@@ -16,8 +16,8 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, readiness};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
-use rustix::net::{getpeername, getsockname};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error, socket_reuseport};
+use rustix::net::{getpeername, getsockname};
 
 use crate::ancillary::scoped;
 use crate::corked::Corked;
@@ -178,7 +178,11 @@ impl Udp {
     ///
     /// # Errors
     /// As `connect(2)`.
-    pub(crate) fn follow_peer(&self, reserved: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
+    pub(crate) fn follow_peer(
+        &self,
+        reserved: BorrowedFd<'_>,
+        to: SocketAddr,
+    ) -> Result<(), Errno> {
         self.watch_errors(reserved);
         // As the kernel has it: this host in place of no address, and no scope where none is needed.
         let peer = getpeername(reserved).ok().flatten();

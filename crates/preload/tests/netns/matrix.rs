@@ -57,7 +57,8 @@ pub(crate) fn same_answers(via: &str) {
     };
     let (by_kernel, kernels) = answers(None);
     assert_ne!(by_kernel, "kernel 0");
-    let (by_kernel, ours) = answers(Some(&format!("via={via} take=udp:7,tcp:7,udp:17,tcp:17 spin=auto dev=exa")));
+    let (by_kernel, ours) =
+        answers(Some(&format!("via={via} take=udp:7,tcp:7,udp:17,tcp:17 spin=auto dev=exa")));
     assert_eq!(by_kernel, "kernel 0", "the sockets were not ours");
     for (ours, kernels) in ours.iter().zip(&kernels) {
         assert_eq!(ours, kernels, "our answer and the kernel's");
