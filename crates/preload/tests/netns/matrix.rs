@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
+use forebay_testkit::namespaces::cable::Namespace;
+
 use super::Hosts;
 
 /// Parts of the program, of which the last one runs it.
@@ -46,11 +48,18 @@ impl Drop for Peer {
     }
 }
 
+/// Has a device take an IPv6 address, which those of the tests lack.
+fn with_ipv6(host: &Namespace, device: &str, address: &str) {
+    let path = format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6");
+    host.run(|| std::fs::write(path, "0").unwrap());
+    host.command(&format!("ip addr add {address} dev {device} nodad"));
+}
+
 pub(crate) fn same_answers(via: &str) {
     let answers = |config: Option<&str>| {
         let hosts = Hosts::new();
-        hosts.near.command("ip addr add fd09::1/64 dev exa nodad");
-        hosts.far.command("ip addr add fd09::2/64 dev exb nodad");
+        with_ipv6(&hosts.near, "exa", "fd09::1/64");
+        with_ipv6(&hosts.far, "exb", "fd09::2/64");
         let _peer = Peer::start(&hosts);
         let mut lines = hosts.lines(Command::new("python3").args(["-c", CALLS]), config);
         (lines.pop().unwrap(), lines)
