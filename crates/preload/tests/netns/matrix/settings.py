@@ -1,8 +1,8 @@
-# Options whose values are not the same in two runs, or are listed as others: of a cookie, of the congestion control that the
+# Options whose values are not the same in two runs, or are listed as others: of a cookie, of the peer's port, of the congestion control that the
 # host has chosen, of sizes that the stacks choose, of clocks, of a CPU, and of the path's and of multicast of connections.
 OTHERS = {
     (socket.SOL_SOCKET, 7), (socket.SOL_SOCKET, 49), (socket.SOL_SOCKET, 55), (socket.SOL_SOCKET, 57), (socket.SOL_SOCKET, 71),
-    (socket.SOL_SOCKET, 26), (socket.IPPROTO_TCP, 10), (socket.IPPROTO_TCP, 11), (socket.IPPROTO_TCP, 13), (socket.IPPROTO_TCP, 24),
+    (socket.SOL_SOCKET, 26), (socket.SOL_SOCKET, 28), (socket.IPPROTO_TCP, 10), (socket.IPPROTO_TCP, 11), (socket.IPPROTO_TCP, 13), (socket.IPPROTO_TCP, 24),
     (socket.IPPROTO_TCP, 26), (socket.IPPROTO_IP, 33), (socket.IPPROTO_IP, 52), (socket.IPPROTO_IPV6, 17), (socket.IPPROTO_IPV6, 18),
     (socket.IPPROTO_IPV6, 61),
 }
@@ -67,3 +67,4 @@ def settings(connection, tell):
                 set = c("setsockopt", number, level, name, struct.pack("i", 1) + bytes(12), len)
                 print(f"{kind} {level} {name}, {len} bytes: {set}, then {value_of(number, level, name, 4)}")
             c("setsockopt", number, level, name, bytes(16), 4)
+        c("setsockopt", number, socket.SOL_SOCKET, socket.SO_REUSEADDR, struct.pack("i", 1), 4)  # its port is bound again below
