@@ -8,6 +8,7 @@ use forebay::net::message::{DeviceIndex, Received};
 use rustix::io::Errno;
 
 use crate::abi::encode;
+use crate::datagram::DatagramFamily;
 use crate::udp_options::{ArrivalTime, Settings, TimeUnit};
 
 /// Bytes of the header of a control message (`struct cmsghdr` on 64 bits), and its alignment.
@@ -195,15 +196,14 @@ pub(crate) struct SendControl {
 }
 
 impl SendControl {
-    /// Reads control messages of a socket that is of IPv6 or not, for a destination that is of IPv4 or not.
-    /// `interfaces` has the interface of each device.
+    /// Reads control messages of a datagram. `interfaces` has the interface of each device.
     ///
     /// # Errors
     /// `EINVAL` if they are malformed, or have a type that the kernel has not; `EOPNOTSUPP` for one that only the kernel
     /// has; `ENODEV` for an interface that is not one of the devices.
     pub(crate) fn read(
         bytes: &[u8],
-        families: (bool, bool),
+        family: DatagramFamily,
         interfaces: &[u32],
     ) -> Result<Self, Errno> {
         let mut control = Self::default();
@@ -217,7 +217,7 @@ impl SendControl {
                 let kind = word(header, 12).map(i32::from_ne_bytes)?;
                 let data = bytes.get(HEADER_BYTES..len).ok_or(Errno::INVAL)?;
                 if (level == libc::SOL_UDP) == of_udp {
-                    control.add((level, kind), data, families, interfaces)?;
+                    control.add((level, kind), data, family, interfaces)?;
                 }
                 bytes = bytes.get(len.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
             }
@@ -236,7 +236,7 @@ impl SendControl {
             let data = bytes.get(HEADER_BYTES..len).ok_or(Errno::INVAL)?;
             if level == libc::SOL_SOCKET {
                 let kind = word(header, 12).map(i32::from_ne_bytes)?;
-                Self::default().add((level, kind), data, (false, false), &[])?;
+                Self::default().add((level, kind), data, DatagramFamily::V6, &[])?;
             }
             bytes = bytes.get(len.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
         }
@@ -247,9 +247,10 @@ impl SendControl {
         &mut self,
         kind: (i32, i32),
         data: &[u8],
-        (of_ipv6, to_v4): (bool, bool),
+        family: DatagramFamily,
         interfaces: &[u32],
     ) -> Result<(), Errno> {
+        let (of_ipv6, to_v4) = (family != DatagramFamily::V4, family != DatagramFamily::V6);
         let device = |index: u32| match index {
             0 => Ok(None),
             _ => {
@@ -341,7 +342,7 @@ mod tests {
 
     #[test]
     fn exe_3_control_messages_are_read() {
-        const V4: (bool, bool) = (false, true);
+        const V4: DatagramFamily = DatagramFamily::V4;
         let mut writer = ControlWriter::new(200);
         writer.put(libc::IPPROTO_IP, libc::IP_TOS, &[3]);
         writer.put(libc::IPPROTO_IP, libc::IP_TTL, &9i32.to_ne_bytes());
@@ -362,7 +363,7 @@ mod tests {
         for cut in 17..bytes.len() {
             let _ = SendControl::read(&bytes[..cut], V4, &[4, 5]); // no panic
         }
-        assert_eq!(SendControl::read(&bytes, (true, false), &[4, 5]).unwrap(), {
+        assert_eq!(SendControl::read(&bytes, DatagramFamily::V6, &[4, 5]).unwrap(), {
             SendControl { gso_size: Some(100), ..SendControl::default() }
         });
         let mut long = bytes.clone();

@@ -68,15 +68,32 @@ pub(crate) struct DatagramMode {
     pub(crate) is_urgent: bool,
 }
 
+/// Family of a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SocketFamily {
+    V4,
+    V6,
+    /// IPv6 without IPv4 (`IPV6_V6ONLY`).
+    V6Only,
+}
+
+/// Family of a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DatagramFamily {
+    V4,
+    V6,
+    /// IPv4 of a socket of IPv6.
+    Mapped,
+}
+
 /// Message that the program sends. Each part may be refused.
 pub(crate) trait OutgoingDatagram<'a> {
     fn len_bytes(&self) -> usize;
 
-    /// Destination, for a socket of IPv6 or not, of IPv6 alone or not; `None` for the peer.
-    fn destination(&self, families: (bool, bool)) -> Result<Option<SocketAddr>, Errno>;
+    /// Destination; `None` for the peer.
+    fn destination(&self, socket: SocketFamily) -> Result<Option<SocketAddr>, Errno>;
 
-    /// Control data for a destination, of a socket of IPv6 or not, of IPv4 or not.
-    fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno>;
+    fn control(&self, family: DatagramFamily) -> Result<SendControl, Errno>;
 
     fn payload(&self) -> Result<Cow<'a, [u8]>, Errno>;
 }

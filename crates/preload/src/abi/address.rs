@@ -6,6 +6,7 @@ use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
 use super::is_nowhere;
+use crate::datagram::SocketFamily;
 
 /// Bytes of `sockaddr_in`, and the fewest and most of `sockaddr_in6`.
 const V4_BYTES: usize = 16;
@@ -60,15 +61,16 @@ fn checked(address: *const sockaddr, len: socklen_t) -> Result<usize, Errno> {
 pub(super) unsafe fn read_destination(
     address: *const sockaddr,
     len: socklen_t,
-    (is_ipv6, is_v6_only): (bool, bool),
+    socket: SocketFamily,
 ) -> Result<Option<SocketAddr>, Errno> {
     let len = checked(address, len)?;
     // SAFETY: the caller's promise, for as many bytes or fewer.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) };
     let family = family_of(bytes).ok_or(Errno::INVAL)?;
+    let is_ipv6 = socket != SocketFamily::V4;
     match family {
         libc::AF_UNSPEC if is_ipv6 => Ok(None),
-        libc::AF_INET if is_v6_only => Err(Errno::NETUNREACH),
+        libc::AF_INET if socket == SocketFamily::V6Only => Err(Errno::NETUNREACH),
         libc::AF_INET | libc::AF_INET6 if is_ipv6 => decode_as(family, bytes).map(Some),
         _ if is_ipv6 || bytes.len() < V4_BYTES => Err(Errno::INVAL),
         // A family is not asked for.

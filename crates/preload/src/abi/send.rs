@@ -13,7 +13,7 @@ use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer, answer_int, answer_sent, is_beyond, is_nowhere};
 use crate::ancillary::SendControl;
-use crate::datagram::{DatagramMode, OutgoingDatagram};
+use crate::datagram::{DatagramFamily, DatagramMode, OutgoingDatagram, SocketFamily};
 use crate::runtime::running;
 use crate::socket::Socket;
 use crate::stream::SendMode;
@@ -46,17 +46,17 @@ impl<'a> OutgoingDatagram<'a> for Message<'a> {
         self.vectors.len_bytes()
     }
 
-    fn destination(&self, families: (bool, bool)) -> Result<Option<SocketAddr>, Errno> {
+    fn destination(&self, socket: SocketFamily) -> Result<Option<SocketAddr>, Errno> {
         let Some((name, len)) = self.name else { return Ok(None) };
         // SAFETY: the promise of the call's caller.
-        unsafe { address::read_destination(name, len, families) }
+        unsafe { address::read_destination(name, len, socket) }
     }
 
-    fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno> {
+    fn control(&self, family: DatagramFamily) -> Result<SendControl, Errno> {
         let Some((control, len)) = self.control else { return Ok(SendControl::default()) };
         // SAFETY: the promise of the call's caller; the memory may be the program's.
         let bytes = unsafe { std::slice::from_raw_parts(control, len) };
-        SendControl::read(bytes, families, &running()?.interfaces)
+        SendControl::read(bytes, family, &running()?.interfaces)
     }
 
     fn payload(&self) -> Result<Cow<'a, [u8]>, Errno> {

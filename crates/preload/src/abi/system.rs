@@ -107,7 +107,8 @@ pub(crate) fn option_differs(
 
 /// Gives a socket the value that an option of another one has.
 pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: SocketOption) {
-    let is_buffer = [libc::SO_RCVBUF, libc::SO_SNDBUF].map(SocketOption::of_socket).contains(&option);
+    let is_buffer =
+        [libc::SO_RCVBUF, libc::SO_SNDBUF].map(SocketOption::of_socket).contains(&option);
     let value = if is_buffer {
         // Half of it: the kernel doubles what is set.
         option_value(from, option).ok().map(|bytes| (bytes / 2).to_ne_bytes().to_vec())

@@ -21,7 +21,7 @@ use rustix::net::{getpeername, getsockname};
 
 use crate::ancillary::scoped;
 use crate::corked::Corked;
-use crate::datagram::{Message, ReceiveMode};
+use crate::datagram::{Message, ReceiveMode, SocketFamily};
 use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
@@ -393,6 +393,14 @@ impl Udp {
 
     pub(crate) fn is_of_parent(&self) -> bool {
         self.origin.is_parent()
+    }
+
+    fn family(&self) -> SocketFamily {
+        match self.is_ipv6 {
+            true if self.v6_only => SocketFamily::V6Only,
+            true => SocketFamily::V6,
+            false => SocketFamily::V4,
+        }
     }
 
     /// # Errors

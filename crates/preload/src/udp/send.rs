@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::{LENGTH_FIELD_MAX, SENDING, Udp};
 use crate::abi;
 use crate::corked::Envelope;
-use crate::datagram::{DatagramMode, OutgoingDatagram};
+use crate::datagram::{DatagramFamily, DatagramMode, OutgoingDatagram};
 use crate::option::SocketOption;
 use crate::socket::CallWait;
 use crate::udp_options::UDP_CORK;
@@ -28,7 +28,7 @@ impl Udp {
             return Err(Errno::OPNOTSUPP);
         }
         let envelope = || {
-            let to = match outgoing.destination((self.is_ipv6, self.v6_only))? {
+            let to = match outgoing.destination(self.family())? {
                 Some(to) => shown(to, self.is_ipv6),
                 None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
             };
@@ -45,7 +45,12 @@ impl Udp {
             if to.port() == 0 {
                 return Err(Errno::INVAL);
             }
-            Ok((to, outgoing.control((self.is_ipv6, is_v4))?))
+            let family = match is_v4 {
+                true if self.is_ipv6 => DatagramFamily::Mapped,
+                true => DatagramFamily::V4,
+                false => DatagramFamily::V6,
+            };
+            Ok((to, outgoing.control(family)?))
         };
         let is_part = mode.more_follows || self.corked.is_on();
         if !is_part && self.corked.is_empty() {

@@ -26,6 +26,8 @@ def peer():
         answer = "done"
         if word == "connect":
             tcp = socket.create_connection((rest.split()[1], int(rest.split()[2])) if rest else NEAR)
+        elif word == "nodelay":
+            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         elif word == "send":
             tcp.sendall(b"x" * int(rest))
         elif word == "urgent":

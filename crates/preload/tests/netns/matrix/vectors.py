@@ -34,6 +34,7 @@ def vectors(connection, tell):
         udp.connect(far)
         udp.setblocking(False)
         tcp = connection()
+        tell("nodelay")
         tcp.setblocking(False)
         for kind, it in (("udp " + near[0], udp), ("tcp", tcp)):
             for case, pairs in cases.items():
