@@ -20,7 +20,7 @@ use crate::udp_options::UDP_CORK;
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
 
-/// What a socket that is bound or connected has, such as the MTU of the path to its peer. Others have none: `ENOTCONN`.
+/// Properties of a socket that is bound or connected, such as the MTU of the path to its peer. Others have none: `ENOTCONN`.
 const OF_PLACE: [SocketOption; 5] = [
     SocketOption::of_ipv4(libc::IP_MTU),
     SocketOption::of_ipv6(libc::IPV6_MTU),
