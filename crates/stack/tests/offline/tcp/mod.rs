@@ -8,6 +8,7 @@ mod impaired_path; // loss, reordering, a bottleneck
 mod course; //        bulk streams through such paths
 mod goodput; //       laws: how much of it arrives
 mod flood; //  SYN floods and memory
+mod held; //   devices that keep frames for a while
 mod idle; //   memory of connections after use
 mod frames; // hosts without free frames
 mod fast_open; // data in a SYN

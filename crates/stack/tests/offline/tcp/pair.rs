@@ -1,10 +1,10 @@
 //! Two hosts, and a path that loses, repeats, delays and reorders by a seed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use forebay_buf::Region;
+use forebay_buf::{Frame, Region};
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_rx::coalesce::cut;
 use forebay_rx::cpu::CpuId;
@@ -37,7 +37,42 @@ pub(super) struct Host {
     pub(super) pool: Pool,
     /// Sizes of the frames in which the packets of the last call left.
     pub(super) left_in: Vec<u32>,
+    /// Device that keeps frames for a while; without one, they return at once.
+    pub(super) device: Option<HoldingDevice>,
     pub(super) address: IpAddr,
+}
+
+/// Device that returns a frame some time after its packet was handed in, from another CPU.
+pub(super) struct HoldingDevice {
+    pub(super) pool: Pool,
+    pub(super) hold_us: u64,
+    /// Frames, and the times when they return.
+    held: VecDeque<(u64, Frame)>,
+}
+
+impl HoldingDevice {
+    pub(super) fn new(pool: Pool, hold_us: u64) -> Self {
+        Self { pool, hold_us, held: VecDeque::new() }
+    }
+
+    /// Keeps the frame of a packet. Returns a copy.
+    fn keep(&mut self, packet: Packet, now_us: u64) -> Packet {
+        let mut frame = self.pool.allocate(packet.frame.len_bytes()).unwrap();
+        frame.copy_from(packet.frame.data());
+        let link = packet.headers.link;
+        let mut copy = Packet::received(frame, Arrival(0), packet.wire_len, link);
+        (copy.headers, copy.hash) = (packet.headers, packet.hash);
+        copy.set_gso_size(packet.gso_size());
+        self.held.push_back((now_us + self.hold_us, packet.frame));
+        copy
+    }
+
+    fn release(&mut self, now_us: u64) {
+        while let Some((_, frame)) = self.held.pop_front_if(|(at_us, _)| *at_us <= now_us) {
+            self.pool.put(frame);
+        }
+        self.pool.flush();
+    }
 }
 
 impl Host {
@@ -59,6 +94,7 @@ impl Host {
             identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
             pool: carve(region, &[share]).unwrap().remove(0),
             left_in: Vec::new(),
+            device: None,
             address,
         }
     }
@@ -70,21 +106,30 @@ impl Host {
         sent: &mut Vec<Vec<u8>>,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
+        self.device.iter_mut().for_each(|device| device.release(now_us));
         let mut packets = Vec::new();
         let mut out = TcpOut { now_us, cpu: self.cpu, pool: &mut self.pool, packets: &mut packets };
         let result = act(&mut self.tcp, &mut out);
         self.check_levels();
         self.left_in = packets.iter().map(|packet| packet.frame.truesize()).collect();
         let mut segments = Vec::new();
+        let (pool, packets): (_, Vec<_>) = match &mut self.device {
+            Some(device) => {
+                let copies = packets.into_iter().map(|packet| device.keep(packet, now_us)).collect();
+                (&mut device.pool, copies)
+            }
+            None => (&mut self.pool, packets),
+        };
         for packet in packets {
+            check(&packet);
             match packet.gso_size() {
                 0 => segments.push(packet),
-                _ => cut(packet, &mut self.pool, &mut segments).unwrap(),
+                _ => cut(packet, pool, &mut segments).unwrap(),
             }
         }
         for segment in segments {
             sent.push(segment.frame.data().to_vec());
-            self.pool.put(segment.frame);
+            pool.put(segment.frame);
         }
         result
     }
@@ -129,6 +174,15 @@ impl Host {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Checks a packet as a device does that cuts it (`virtio_net_hdr_to_skb`).
+fn check(packet: &Packet) {
+    let (len, size) = (packet.headers.payload_len, packet.gso_size());
+    assert!(packet.frame.len_bytes() <= u32::from(u16::MAX), "{}", packet.frame.len_bytes());
+    assert!(size == 0 || len > size, "{len} bytes in segments of {size}");
+    let segment_len = u32::from(packet.headers.payload_offset) + u32::from(if size > 0 { size } else { len });
+    assert!(segment_len <= MTU, "a segment of {segment_len} bytes");
 }
 
 /// Faults of a path, in percent, and its delay.
