@@ -75,7 +75,7 @@ const _: () = assert!((HEADS_STEP * HEAD_CHUNK_BYTES).is_multiple_of(PAGE_BYTES)
 /// One in this many packets of a source with nonlinear packets is in one frame nevertheless.
 const COPIED_ONE_IN: u32 = 8;
 
-/// One in this many chunks of a thread that makes packets has room for several segments.
+/// One in this many chunks of a thread that makes packets has room for a jumbo frame, or for several segments.
 const SPARE_JUMBO_ONE_IN: u32 = 8;
 
 /// One in this many of those has room for the largest IP packet.
@@ -127,16 +127,18 @@ pub fn kept_bytes(kept_frames: u32, needs: FrameNeeds) -> u64 {
     bytes(kept_frames) - bytes(0)
 }
 
-/// Chunks for the packets that a thread makes. If every device has packets larger than a jumbo
-/// frame, and so also sends a packet of several segments whole, some of the chunks have room for one, up to the largest.
+/// Chunks for the packets that a thread makes. A device sends packets as large as those that it has: some of the chunks have
+/// room for one, or for several segments, up to the largest.
 fn spare_classes(small_bytes: u32, spare_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
-    let sends_segments_whole =
-        !needs.is_empty() && needs.iter().all(|need| need.largest_bytes > JUMBO_BYTES);
-    let jumbo = if sends_segments_whole { spare_frames / SPARE_JUMBO_ONE_IN } else { 0 };
-    let largest = jumbo.div_ceil(SPARE_LARGEST_ONE_IN);
+    let (largest_bytes, largest_chunk) =
+        needs.iter().copied().map(largest).max().unwrap_or_default();
+    let exceeds = |chunk_bytes| largest_bytes + BEFORE_PACKET_BYTES > chunk_bytes;
+    let jumbo =
+        if exceeds(small_bytes) { spare_frames.div_ceil(SPARE_JUMBO_ONE_IN) } else { 0 };
+    let largest = if exceeds(JUMBO_BYTES) { jumbo.div_ceil(SPARE_LARGEST_ONE_IN) } else { 0 };
     let classes = [
         ChunkClass { chunk_bytes: small_bytes, chunks: spare_frames - jumbo },
-        ChunkClass { chunk_bytes: JUMBO_BYTES, chunks: jumbo - largest },
+        ChunkClass { chunk_bytes: largest_chunk.min(JUMBO_BYTES), chunks: jumbo - largest },
         ChunkClass { chunk_bytes: LARGEST_IP_CHUNK_BYTES, chunks: largest },
     ];
     classes.into_iter().filter(|class| class.chunks > 0).collect()
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_15_senders_have_room_for_gso() {
+    fn udp_15_senders_have_room_for_largest() {
         let of = |largest_bytes| FrameNeeds { largest_bytes, ..FrameNeeds::default() };
         let sizes = |needs: &[FrameNeeds]| {
             let classes = spare_classes(2048, 1024, needs);
@@ -270,7 +272,16 @@ mod tests {
         assert_eq!(sizes(&[of(65_549)]), whole);
         let bytes = whole.map(|(chunk_bytes, chunks)| chunk_bytes * chunks);
         assert_eq!(bytes.iter().sum::<u32>(), 5504 << 10, "memory of a CPU, as documented");
-        assert_eq!(sizes(&[of(65_549), of(3_500)]), [(2048, 1024)], "one device would cut them");
+        assert_eq!(sizes(&[of(65_549), of(3_500)]), whole);
+        assert_eq!(sizes(&[of(1514), of(9022)]), [(2048, 896), (12 << 10, 128)]);
+        assert_eq!(sizes(&[of(1514)]), [(2048, 1024)]);
+        assert_eq!(sizes(&[]), [(2048, 1024)]);
+        for (largest_bytes, spare_frames) in [(3_841, 1), (9022, 7), (20_022, 2), (65_549, 16)] {
+            let classes = spare_classes(2048, spare_frames, &[of(largest_bytes)]);
+            let has_room = |class: &ChunkClass| class.chunk_bytes - BEFORE_PACKET_BYTES >= largest_bytes;
+            assert!(classes.iter().any(has_room), "{classes:?}");
+            assert_eq!(classes.iter().map(|class| class.chunks).sum::<u32>(), spare_frames);
+        }
         assert!(spare_classes(2048, 0, &[of(65_549)]).is_empty());
     }
 }

@@ -243,7 +243,7 @@ impl Net {
         shared.tcp.set_wakers(engine.wakers());
         let senders = engine.take_senders();
         if let Some(home) = senders.first().map(Pool::return_handle) {
-            let queues = transmit_queues(&shared, senders, paths);
+            let queues = transmit_queues(&shared, gso_bytes(devices) > 0, senders, paths);
             shared.complete(queues, engine.flows(), home);
         }
         let this = Self(Arc::clone(&shared));
@@ -475,15 +475,16 @@ fn stacks(shared: &Arc<NetState>, caches: Vec<Option<CopyCache>>) -> Vec<Stack> 
         .collect()
 }
 
-/// Transmit queue of each CPU, from its frames and its paths to the devices.
+/// Transmit queue of each CPU, from its frames and its paths to the devices, which may all take packets of several datagrams.
 fn transmit_queues(
     shared: &NetState,
+    take_whole: bool,
     pools: Vec<Pool>,
     paths: Vec<SendPaths>,
 ) -> Vec<TransmitQueue> {
     let queue = |(pool, paths)| {
         let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
-        TransmitQueue::new(pool, ids, clock, paths)
+        TransmitQueue::new(pool, take_whole, ids, clock, paths)
     };
     pools.into_iter().zip(paths).map(queue).collect()
 }

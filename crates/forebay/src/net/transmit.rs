@@ -73,6 +73,8 @@ pub(super) struct Transmitter {
     now_ns: u64,
     /// Frames for datagrams to be sent. The pool also returns frames of other CPUs to their owners.
     pool: Pool,
+    /// True if all devices take packets of several datagrams.
+    take_whole: bool,
     fragment_ids: Arc<FragmentIds>,
     /// Send paths, by device.
     paths: Vec<SendPath>,
@@ -101,6 +103,7 @@ struct SendPath {
 impl Transmitter {
     pub(super) fn new(
         pool: Pool,
+        take_whole: bool,
         fragment_ids: Arc<FragmentIds>,
         clock: Clock,
         neighbours: impl Iterator<Item = DeviceNeighbours>,
@@ -115,6 +118,7 @@ impl Transmitter {
             clock,
             now_ns,
             pool,
+            take_whole,
             fragment_ids,
             paths: paths.collect(),
             frames: Vec::new(),
@@ -348,9 +352,12 @@ impl Transmitter {
         self.pool.put(packet.frame);
     }
 
-    /// Length of the largest GSO payload: as many datagrams as fit in a frame, at most 64.
+    /// Length of the largest GSO payload: as many datagrams as fit in a frame, at most 64; in a small one if a device
+    /// would cut them.
     fn whole_len(&self, gso_size: u16) -> usize {
-        let most = self.largest_packet_bytes() as usize;
+        let small_bytes = self.pool.smallest_chunk_bytes().saturating_sub(BEFORE_PACKET_BYTES);
+        let most = if self.take_whole { self.largest_packet_bytes() } else { small_bytes };
+        let most = most as usize;
         let size = usize::from(gso_size.max(1));
         (most.saturating_sub(HEADERS_BYTES_MAX as usize) / size).clamp(1, 64) * size
     }

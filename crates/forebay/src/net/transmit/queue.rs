@@ -48,13 +48,15 @@ pub(in crate::net) enum Flushed {
 impl TransmitQueue {
     pub(in crate::net) fn new(
         pool: Pool,
+        take_whole: bool,
         fragment_ids: Arc<FragmentIds>,
         clock: Clock,
         paths: Vec<(Box<dyn Sink>, DeviceNeighbours)>,
     ) -> Self {
         let (sinks, neighbours): (Vec<_>, Vec<_>) = paths.into_iter().unzip();
         let device_sink = |sink| Mutex::new(DeviceSink { sink, batch: Vec::new() });
-        let transmitter = Transmitter::new(pool, fragment_ids, clock, neighbours.into_iter());
+        let neighbours = neighbours.into_iter();
+        let transmitter = Transmitter::new(pool, take_whole, fragment_ids, clock, neighbours);
         Self {
             transmitter: Mutex::new(transmitter),
             sinks: sinks.into_iter().map(device_sink).collect(),

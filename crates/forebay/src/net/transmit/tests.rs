@@ -72,7 +72,7 @@ impl Rig {
 
 fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: DeviceNeighbours) -> TransmitQueue {
     let ids = Arc::new(FragmentIds::new([1; 16]));
-    TransmitQueue::new(pool(frames), ids, Clock::machine(), vec![(sink, neighbours)])
+    TransmitQueue::new(pool(frames), true, ids, Clock::machine(), vec![(sink, neighbours)])
 }
 
 fn flush(queue: &TransmitQueue) -> Flushed {

@@ -15,8 +15,10 @@ use crate::tcp::streams::{LONG, echo, exchange};
 use crate::tcp::{Trial, tcp_counter};
 
 pub(crate) const TRIALS: &[Trial] = &[
-    ("tcp_15_streams_over_af_xdp", || beside_the_kernel(Via::AfXdp)),
-    ("tcp_15_streams_over_af_packet", || beside_the_kernel(Via::AfPacket)),
+    ("tcp_15_streams_over_af_xdp", || beside_the_kernel(Via::AfXdp, 1500)),
+    ("tcp_15_streams_over_af_packet", || beside_the_kernel(Via::AfPacket, 1500)),
+    ("tcp_15_jumbo_frames_over_af_xdp", || beside_the_kernel(Via::AfXdp, 9000)),
+    ("tcp_15_jumbo_frames_over_af_packet", || beside_the_kernel(Via::AfPacket, 9000)),
     ("tcp_16_port_is_ours_or_the_kernels", ports),
     ("tcp_16_strangers_stay_with_the_kernel", strangers),
     ("tcp_16_own_addresses_need_no_kernel", own_addresses),
@@ -30,8 +32,10 @@ const TAKEN: &str = "tcp:80,tcp:32768-60999";
 
 /// The kernel at the far end opens a connection, and then we open one to it, whose next hop the
 /// kernel resolves.
-fn beside_the_kernel(via: Via) {
+fn beside_the_kernel(via: Via, mtu: u32) {
     let hosts = Hosts::new();
+    hosts.near.command(&format!("ip link set ska mtu {mtu}"));
+    hosts.far.command(&format!("ip link set skb mtu {mtu}"));
     let (net, engine) = hosts.taking(via, TAKEN);
     let listener = hosts.near.run(|| TcpListener::bind(&net, "10.9.0.1:80").unwrap());
     let running = hosts.near.run(|| Running::begin(engine));
