@@ -133,8 +133,7 @@ fn spare_classes(small_bytes: u32, spare_frames: u32, needs: &[FrameNeeds]) -> V
     let (largest_bytes, largest_chunk) =
         needs.iter().copied().map(largest).max().unwrap_or_default();
     let exceeds = |chunk_bytes| largest_bytes + BEFORE_PACKET_BYTES > chunk_bytes;
-    let jumbo =
-        if exceeds(small_bytes) { spare_frames.div_ceil(SPARE_JUMBO_ONE_IN) } else { 0 };
+    let jumbo = if exceeds(small_bytes) { spare_frames.div_ceil(SPARE_JUMBO_ONE_IN) } else { 0 };
     let largest = if exceeds(JUMBO_BYTES) { jumbo.div_ceil(SPARE_LARGEST_ONE_IN) } else { 0 };
     let classes = [
         ChunkClass { chunk_bytes: small_bytes, chunks: spare_frames - jumbo },
@@ -278,7 +277,8 @@ mod tests {
         assert_eq!(sizes(&[]), [(2048, 1024)]);
         for (largest_bytes, spare_frames) in [(3_841, 1), (9022, 7), (20_022, 2), (65_549, 16)] {
             let classes = spare_classes(2048, spare_frames, &[of(largest_bytes)]);
-            let has_room = |class: &ChunkClass| class.chunk_bytes - BEFORE_PACKET_BYTES >= largest_bytes;
+            let has_room =
+                |class: &ChunkClass| class.chunk_bytes - BEFORE_PACKET_BYTES >= largest_bytes;
             assert!(classes.iter().any(has_room), "{classes:?}");
             assert_eq!(classes.iter().map(|class| class.chunks).sum::<u32>(), spare_frames);
         }

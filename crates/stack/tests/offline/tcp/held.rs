@@ -2,8 +2,8 @@
 
 use std::net::Shutdown;
 
-use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::Region;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_stack::tcp::{TcpConfig, TcpError, TcpOptions, TcpSocket, WriteFlags};
 use proptest::prelude::*;
 
@@ -39,8 +39,7 @@ impl Stream {
         }
         let most = 1 + usize::try_from(pair.random(3)).unwrap().pow(4) * 10_000;
         let most = usize::try_from(pair.random(most as u64) + 1).unwrap();
-        let bytes: Vec<u8> =
-            (self.written..self.written + left.min(most)).map(byte_of).collect();
+        let bytes: Vec<u8> = (self.written..self.written + left.min(most)).map(byte_of).collect();
         let flags = WriteFlags {
             more_follows: pair.random(8) == 0,
             ends_record: pair.random(8) == 0,
@@ -99,7 +98,10 @@ fn run(pair: &mut Pair, streams: &mut [Stream]) {
         let told = || {
             let of = |stream: &Stream| {
                 let info = pair.hosts[0].tcp.info(stream.client);
-                format!("{} of {} read, {} written: {info:?}", stream.read, stream.len, stream.written)
+                format!(
+                    "{} of {} read, {} written: {info:?}",
+                    stream.read, stream.len, stream.written
+                )
             };
             streams.iter().map(of).collect::<Vec<_>>().join("\n")
         };

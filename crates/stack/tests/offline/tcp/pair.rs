@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use forebay_buf::{Frame, Region};
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_buf::{Frame, Region};
 use forebay_rx::coalesce::cut;
 use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::{Arrival, Packet};
@@ -115,7 +115,8 @@ impl Host {
         let mut segments = Vec::new();
         let (pool, packets): (_, Vec<_>) = match &mut self.device {
             Some(device) => {
-                let copies = packets.into_iter().map(|packet| device.keep(packet, now_us)).collect();
+                let copies =
+                    packets.into_iter().map(|packet| device.keep(packet, now_us)).collect();
                 (&mut device.pool, copies)
             }
             None => (&mut self.pool, packets),
@@ -181,7 +182,8 @@ fn check(packet: &Packet) {
     let (len, size) = (packet.headers.payload_len, packet.gso_size());
     assert!(packet.frame.len_bytes() <= u32::from(u16::MAX), "{}", packet.frame.len_bytes());
     assert!(size == 0 || len > size, "{len} bytes in segments of {size}");
-    let segment_len = u32::from(packet.headers.payload_offset) + u32::from(if size > 0 { size } else { len });
+    let segment_len =
+        u32::from(packet.headers.payload_offset) + u32::from(if size > 0 { size } else { len });
     assert!(segment_len <= MTU, "a segment of {segment_len} bytes");
 }
 
