@@ -71,7 +71,7 @@ pub(super) fn host_on(
         let hops = state.devices.iter().map(&neighbours);
         let paths = sinks.into_iter().zip(hops).collect();
         let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
-        TransmitQueue::new(pool(64), ids, clock, paths)
+        TransmitQueue::new(pool(64), true, ids, clock, paths)
     };
     let queues = queues.into_iter().map(with_next_hops).collect();
     state.complete(queues, Flows::default(), pool(1));
