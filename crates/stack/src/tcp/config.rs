@@ -111,6 +111,10 @@ pub struct TcpConfig {
     pub gso_bytes: u32,
     /// Segments of such a packet, at least, as long as the window allows (`tcp_min_tso_segs`).
     pub min_gso_segments: u32,
+    /// True to set PSH in each packet of several segments (`tcp_transmit_skb`). False to send a segment that a write ends with,
+    /// which has PSH, by itself: where a socket's packet is cut in software, the receiver's GRO merges all segments but the last,
+    /// and passes that on before the others if it has PSH (`skb_segment`, `gro_list_prepare`).
+    pub pushes_large_packets: bool,
     /// True to spread segments over the round trip (`sk_pacing_status`), as the kernel does behind `fq`.
     pub pacing: bool,
     /// True to shrink a congestion window after a pause, and one that is not used
@@ -163,6 +167,7 @@ impl TcpConfig {
         received_bytes: 1 << 30,
         gso_bytes: 0,
         min_gso_segments: 2,
+        pushes_large_packets: true,
         pacing: false,
         restarts_after_idle: true,
         congestion: Algorithm::Cubic,

@@ -203,6 +203,9 @@ impl Connection {
             }
             return self.send_new(&next.cut(whole), cx);
         }
+        if next.len_bytes > room && next.ending.is_pushed() && !cx.config.pushes_large_packets {
+            return self.send_new(&next.cut((next.len_bytes - 1) / room * room), cx);
+        }
         self.send_new(&next, cx)
     }
 

@@ -44,7 +44,7 @@ impl Connection {
         }
         let (flags, ecn) = self.flags_of(&tail, len_bytes);
         // As the kernel: the receiver's GRO need not wait for more.
-        let flags = flags.with(Flags::PSH);
+        let flags = if cx.config.pushes_large_packets { flags.with(Flags::PSH) } else { flags };
         self.transmit(head.seq, len_bytes, head.end - head.seq, flags, ecn, cx)
     }
 

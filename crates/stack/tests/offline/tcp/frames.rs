@@ -6,7 +6,7 @@ use forebay_buf::{Frame, Region};
 use forebay_stack::tcp::{TcpConfig, TcpInfo, TcpOptions, TcpSocket, WriteFlags};
 
 use super::forged::{Forged, say};
-use super::pair::{Faults, Pair};
+use super::pair::{Faults, Host, Pair};
 use super::reuseport::{accepted, listen};
 
 const DELAY_US: u64 = 10_000;
@@ -203,6 +203,33 @@ fn tcp_6_packets_fit_largest_free_frame() {
     assert!(write(&mut pair, client, 1_000).is_empty());
     taken.into_iter().chain(rest).for_each(|frame| pair.hosts[0].pool.put(frame));
     assert_eq!(read_all(&mut pair, client, server), 151_000);
+}
+
+/// Each write of several segments: by the kernel's rule, and with the segment that ends it by itself.
+#[test]
+fn tcp_6_pushed_segments_leave_alone() {
+    for pushes_large_packets in [true, false] {
+        for nodelay in [true, false] {
+            let config =
+                TcpConfig { gso_bytes: 64_000, pushes_large_packets, ..TcpConfig::default() };
+            let faults = Faults { delay_us: 100, ..Faults::default() };
+            let mut pair = Pair::new(1, faults, [config; 2]);
+            let (client, server) = pair.open(80);
+            let options = TcpOptions { nodelay, ..TcpOptions::default() };
+            pair.call(0, |tcp, out| tcp.set_options(client, options, out)).unwrap();
+            for len in [2 * 1448, 2 * 1448 + 1, 3 * 1448, 10_000] {
+                let pushes_before = pair.hosts[0].small_pushes;
+                write(&mut pair, client, len);
+                assert_eq!(read_all(&mut pair, client, server), len);
+                let Host { large_pushes, small_pushes, .. } = pair.hosts[0];
+                if pushes_large_packets {
+                    assert!(large_pushes > 0);
+                } else {
+                    assert_eq!((large_pushes, small_pushes), (0, pushes_before + 1), "{len}");
+                }
+            }
+        }
+    }
 }
 
 /// Packets that are sent again, too.

@@ -122,9 +122,9 @@ proptest! {
     fn tcp_6_held_frames_lose_nothing(
         seed: u64, faults in faults(), first in config(), second in config(), hold_us in 0_u64..30_000,
         chunks in (4_u32..200, 0_u32..40, 0_u32..10), count in 1_usize..4,
-        len in 1_usize..600_000, nodelay: bool, cork: bool,
+        len in 1_usize..600_000, nodelay: bool, cork: bool, pushes_large_packets: bool,
     ) {
-        let gso = TcpConfig { gso_bytes: 64_511, ..first };
+        let gso = TcpConfig { gso_bytes: 64_511, pushes_large_packets, ..first };
         let mut pair = Pair::new(seed, faults, [gso, second]);
         hold(&mut pair, chunks.into(), hold_us);
         let options = TcpOptions { nodelay, cork, ..TcpOptions::default() };

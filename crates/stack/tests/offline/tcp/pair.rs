@@ -26,6 +26,9 @@ const LARGEST_TURN_US: u64 = 5_000_000;
 /// Sockets with which the numbers by state are checked after each call.
 const LEVELS_CHECKED_MAX: u32 = 16;
 
+/// PSH among TCP's flags (RFC 9293, section 3.1).
+const PSH: u16 = 8;
+
 /// A host of TCP.
 pub(super) struct Host {
     pub(super) tcp: Tcp,
@@ -37,6 +40,9 @@ pub(super) struct Host {
     pub(super) pool: Pool,
     /// Sizes of the frames in which the packets of the last call left.
     pub(super) left_in: Vec<u32>,
+    /// Packets with PSH that have left: of several segments, and of one.
+    pub(super) large_pushes: usize,
+    pub(super) small_pushes: usize,
     /// Device that keeps frames for a while; without one, they return at once.
     pub(super) device: Option<HoldingDevice>,
     pub(super) address: IpAddr,
@@ -94,6 +100,8 @@ impl Host {
             identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
             pool: carve(region, &[share]).unwrap().remove(0),
             left_in: Vec::new(),
+            large_pushes: 0,
+            small_pushes: 0,
             device: None,
             address,
         }
@@ -123,6 +131,12 @@ impl Host {
         };
         for packet in packets {
             check(&packet);
+            let is_pushed = packet.view().tcp_flags().is_some_and(|flags| flags & PSH != 0);
+            let pushes = match packet.gso_size() {
+                0 => &mut self.small_pushes,
+                _ => &mut self.large_pushes,
+            };
+            *pushes += usize::from(is_pushed);
             match packet.gso_size() {
                 0 => segments.push(packet),
                 _ => cut(packet, pool, &mut segments).unwrap(),
