@@ -127,7 +127,7 @@ pub fn kept_bytes(kept_frames: u32, needs: FrameNeeds) -> u64 {
     bytes(kept_frames) - bytes(0)
 }
 
-/// Chunks for the packets that a thread makes. A device sends packets as large as those that it has: some of the chunks have
+/// Chunks for the packets that a thread makes. A device also sends packets as large as it receives: some of the chunks have
 /// room for one, or for several segments, up to the largest.
 fn spare_classes(small_bytes: u32, spare_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
     let (largest_bytes, largest_chunk) =

@@ -127,6 +127,12 @@ impl Stream {
         if is_open { Ok(self.tcp.peer_addr()) } else { Err(Errno::NOTCONN) }
     }
 
+    /// Address of the peer, also of a connection that has ended.
+    pub(crate) fn last_peer(&self) -> Result<SocketAddr, Errno> {
+        self.check()?;
+        Ok(self.tcp.peer_addr())
+    }
+
     /// True if the program has set the size of a buffer.
     pub(crate) fn has_set_buffer(&self, bit: i32) -> bool {
         self.store.get().is_some_and(|store| is_buffer_set(store.as_fd(), bit))
@@ -155,9 +161,10 @@ impl Stream {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => Some(self.set_quick_acks(is_on)),
             // The kernel's socket would take it, since it is not connected.
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if value == 0 => Some(Err(Errno::INVAL)),
-            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_NO_COOKIE) => {
-                Some(Err(Errno::INVAL))
-            }
+            (
+                libc::IPPROTO_TCP,
+                libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_NO_COOKIE | libc::TCP_FASTOPEN_CONNECT,
+            ) => Some(Err(Errno::INVAL)),
             _ => None,
         }
     }

@@ -97,11 +97,6 @@ impl Endpoint {
         self.bound.is_ipv4()
     }
 
-    /// Address that the socket was bound to.
-    pub(super) fn bound(&self) -> SocketAddr {
-        self.bound
-    }
-
     /// The socket's own address: chosen by the route once connected, else the bound one.
     pub(super) fn local(&self) -> SocketAddr {
         let chosen = || self.peer().map(|peer| peer.local);
@@ -109,7 +104,7 @@ impl Endpoint {
         is_connected.then(chosen).flatten().unwrap_or(self.bound)
     }
 
-    /// Own address of a datagram: that which connecting to an IPv6 peer chose is none for others of IPv4.
+    /// Own address of a datagram. An IPv6 address that `connect` chose is not used for IPv4 destinations.
     pub(super) fn local_for(&self, to: IpAddr) -> SocketAddr {
         let local = self.local();
         let is_chosen = local.ip() != self.bound.ip();

@@ -121,8 +121,8 @@ pub struct NetConfig {
     /// Memory of the copy caches of all CPUs, in bytes (UDP-5). `None`: 1 % of the kernel's
     /// `udp_mem`.
     pub copy_cache_bytes: Option<u64>,
-    /// Settings of TCP. [`TcpConfig::gso_bytes`] is as large as the frames of senders allow,
-    /// [`TcpConfig::pushes_large_packets`] as the devices have it, and [`TcpConfig::received_bytes`] at most three quarters of the memory of [`Self::kept_frames`].
+    /// Settings of TCP. Of these, [`TcpConfig::gso_bytes`] and [`TcpConfig::pushes_large_packets`] follow from the devices,
+    /// whatever is given, and [`TcpConfig::received_bytes`] is at most three quarters of the memory of [`Self::kept_frames`].
     pub tcp: TcpConfig,
     /// Place among other processes that listen on the same ports, if there are such.
     pub division: Option<Arc<dyn Division>>,

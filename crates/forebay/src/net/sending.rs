@@ -150,8 +150,9 @@ impl Endpoint {
             self.shared.unsent.count_no_route(to.ip());
             return Err(Errno::NETUNREACH.into());
         };
-        if plain(self.bound()).is_ipv4() && to.is_ipv6() {
-            return Err(Errno::AFNOSUPPORT.into()); // bound to all addresses of IPv4, as an IPv6 socket has them
+        // An IPv4 source has no way to IPv6 (`ip6_dst_lookup_tail`).
+        if plain(own.unwrap_or(bound)).is_ipv4() && to.is_ipv6() {
+            return Err(Errno::AFNOSUPPORT.into());
         }
         // Source must be an address of this host (`ip_route_output_key`, `ip6_datagram_send_ctl`).
         if asked.is_some_and(|asked| !routes.is_own(asked)) {

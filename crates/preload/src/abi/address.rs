@@ -51,7 +51,7 @@ fn checked(address: *const sockaddr, len: socklen_t) -> Result<usize, Errno> {
     }
 }
 
-/// Reads the address that a datagram is sent to. `None` if it is the peer's, of a socket of IPv6 alone.
+/// Reads the address that a datagram is sent to. `None`, of IPv6 sockets only, stands for the peer.
 ///
 /// # Errors
 /// As `udp_sendmsg` and `udpv6_sendmsg`.

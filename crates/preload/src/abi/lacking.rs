@@ -1,21 +1,33 @@
 //! setsockopt of options that sockets of ours lack.
 
 use std::ffi::c_void;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
+use forebay_sys::hidden::Hidden;
 use libc::socklen_t;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_protocol, socket_type};
 use rustix::net::{SocketFlags, socket_with};
 
+use super::is_nowhere;
 use super::system::{option_bytes, set_option_at};
 use crate::option::SocketOption;
+use crate::socket::Socket;
+use crate::tcp_options::new_socket;
 
-/// Option whose value cannot be compared: the kernel counts it in instructions.
-const ATTACH_FILTER: SocketOption = SocketOption::of_socket(libc::SO_ATTACH_FILTER);
+/// Options that a new socket may be asked about: they read back whole, and have no effect on anything but the socket.
+const ASKED: [SocketOption; 6] = [
+    SocketOption::of_socket(libc::SO_RCVLOWAT),
+    SocketOption::of_socket(libc::SO_MARK),
+    SocketOption::of_socket(libc::SO_PEEK_OFF),
+    SocketOption::of_ipv4(libc::IP_TRANSPARENT),
+    SocketOption::of_ipv4(libc::IP_FREEBIND),
+    SocketOption::of_ipv4(libc::IP_BIND_ADDRESS_NO_PORT),
+];
 
-/// Answers `setsockopt` of an option that a socket of ours lacks. A new socket of the kernel is asked first: what it refuses is
-/// refused with its error, and a value that changes nothing there is taken.
+/// Answers `setsockopt` of an option that a socket of ours lacks. A new socket of the kernel is asked where that has no other
+/// effect: of the options above, and of calls without a value that can be read. What it refuses is refused with its error, and a
+/// value that changes nothing there is taken.
 ///
 /// # Errors
 /// As `setsockopt(2)`; `ENOPROTOOPT` for any other value.
@@ -23,20 +35,42 @@ const ATTACH_FILTER: SocketOption = SocketOption::of_socket(libc::SO_ATTACH_FILT
 /// # Safety
 /// As `setsockopt(2)`.
 pub(super) unsafe fn set(
-    kernel: BorrowedFd<'_>,
+    socket: &Socket,
     option: SocketOption,
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), Errno> {
-    let (family, kind) = (socket_domain(kernel)?, socket_type(kernel)?);
-    let new = socket_with(family, kind, SocketFlags::CLOEXEC, socket_protocol(kernel)?)?;
-    let read = || (option != ATTACH_FILTER).then(|| option_bytes(new.as_fd(), option)).flatten();
-    let unset = read();
-    // SAFETY: the caller's promise, for another socket.
-    unsafe { set_option_at(new.as_fd(), option, value, len) }?;
-    if unset.is_none() || read() != unset {
+    let has_value = !is_nowhere(value) && i32::try_from(len).is_ok();
+    if has_value && !ASKED.contains(&option) {
         return Err(Errno::NOPROTOOPT);
     }
+    // No socket can be made: not what the call is about.
+    let new = new_like(socket).map_err(|_| Errno::NOPROTOOPT)?;
+    let unset = option_bytes(new.as_fd(), option);
+    // SAFETY: the caller's promise, for another socket.
+    match unsafe { set_option_at(new.as_fd(), option, value, len) } {
+        Err(Errno::NOTCONN) => return Err(Errno::NOPROTOOPT), // the socket of ours may be
+        set => set?,
+    }
+    if option_bytes(new.as_fd(), option) != unset || has_value && unset.is_none() {
+        return Err(Errno::NOPROTOOPT);
+    }
+    if !has_value {
+        return Ok(());
+    }
     // SAFETY: as above.
-    unsafe { set_option_at(kernel, option, value, len) }
+    unsafe { set_option_at(socket.kernel()?, option, value, len) }
+}
+
+/// New socket of the kernel, of the same type.
+fn new_like(socket: &Socket) -> Result<Hidden<OwnedFd>, Errno> {
+    let kernel = match socket {
+        Socket::Stream(stream) => {
+            return Hidden::new(new_socket(stream.family() == libc::AF_INET6)?);
+        }
+        Socket::Udp(udp) => udp.kernel(),
+        Socket::Listener(listener) => listener.kernel(),
+    };
+    let (family, kind) = (socket_domain(kernel)?, socket_type(kernel)?);
+    Hidden::new(socket_with(family, kind, SocketFlags::CLOEXEC, socket_protocol(kernel)?)?)
 }

@@ -51,8 +51,8 @@ fn is_kernels<T>(address: *const T) -> bool {
     address.addr() >= HIGHEST_ADDRESS
 }
 
-/// True for bytes that end beyond all addresses of a program: calls on files refuse them at once (`access_ok`), whereas those
-/// on sockets use fewer.
+/// True for bytes that end beyond all addresses of a program: calls on files refuse them at once (`access_ok`), whereas a
+/// single buffer of a call on a socket is used as far as it reaches.
 fn is_beyond<T>(address: *const T, len: usize) -> bool {
     address.addr().checked_add(len).is_none_or(|end| end > HIGHEST_ADDRESS)
 }

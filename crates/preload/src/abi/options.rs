@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 
-use forebay_stack::tcp::Algorithm;
 use forebay_stack::tcp::kernel_form::tcp_info;
+use forebay_stack::tcp::{Algorithm, State};
 use libc::socklen_t;
 use rustix::io::Errno;
 
@@ -20,7 +20,7 @@ use crate::udp_options::UDP_CORK;
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
 
-/// Properties of a socket that is bound or connected, such as the MTU of the path to its peer. Others have none: `ENOTCONN`.
+/// Properties of a connected UDP socket, which the kernel's socket at the same port has, such as the MTU of the path.
 const OF_PLACE: [SocketOption; 5] = [
     SocketOption::of_ipv4(libc::IP_MTU),
     SocketOption::of_ipv6(libc::IPV6_MTU),
@@ -67,10 +67,8 @@ pub unsafe extern "C" fn setsockopt(
     let store = match store {
         Ok(store) => store,
         Err(Errno::NOPROTOOPT) => {
-            let kernel = socket.kernel();
             // SAFETY: the caller's promise.
-            let set = kernel.and_then(|kernel| unsafe { lacking::set(kernel, option, value, len) });
-            return answer_int(set.map(|()| 0));
+            return answer_int(unsafe { lacking::set(&socket, option, value, len) }.map(|()| 0));
         }
         Err(error) => return answer_int(Err(error)),
     };
@@ -114,7 +112,7 @@ pub unsafe extern "C" fn getsockopt(
     let store = match socket.as_deref() {
         None => Ok(fd),
         Some(Socket::Stream(stream)) if option == PEER_NAME => {
-            let peer = stream.peer().map(address::encode);
+            let peer = stream.last_peer().map(address::encode);
             // SAFETY: the caller's promise.
             let told = peer.and_then(|peer| unsafe { put_part(&peer, value, len) });
             return answer_int(told.map(|()| 0));
@@ -214,6 +212,8 @@ fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, 
             info(|info| info.path_mtu_bytes)
         }
         (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM) if stream.family() == libc::AF_INET6 => {
+            let state = stream.info().map(|info| info.state);
+            state.filter(|state| *state == State::Established).ok_or(Errno::NOTCONN)?;
             int(libc::AF_INET6)
         }
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
@@ -242,7 +242,7 @@ fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, 
     })
 }
 
-/// Writes a part of a value. Room for more than there is is refused.
+/// Writes a part of a value. A room longer than the value is refused (`EINVAL`).
 ///
 /// # Safety
 /// As [`put`].

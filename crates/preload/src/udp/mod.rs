@@ -173,8 +173,7 @@ impl Udp {
         }
     }
 
-    /// Connects to the peer that the kernel's socket at the same port was connected to, which found out if a route leads
-    /// there and gets the errors.
+    /// Follows the kernel's socket at the same port, which was connected first: it checks the route and gets the errors.
     ///
     /// # Errors
     /// As `connect(2)`.
@@ -350,7 +349,7 @@ impl Udp {
         match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {
             Ok(_) | Err(Errno::AGAIN) => Ok(len),
             Err(error) => {
-                // The length is told beside an error, which stays. Others come again.
+                // The length is told beside an error, which stays.
                 let _ = self.peek(mode, |message| message.each_piece(|piece| len += piece.len()));
                 self.leave(error);
                 Ok(len)

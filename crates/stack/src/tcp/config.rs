@@ -111,9 +111,9 @@ pub struct TcpConfig {
     pub gso_bytes: u32,
     /// Segments of such a packet, at least, as long as the window allows (`tcp_min_tso_segs`).
     pub min_gso_segments: u32,
-    /// True to set PSH in each packet of several segments (`tcp_transmit_skb`). False to send a segment that a write ends with,
-    /// which has PSH, by itself: where a socket's packet is cut in software, the receiver's GRO merges all segments but the last,
-    /// and passes that on before the others if it has PSH (`skb_segment`, `gro_list_prepare`).
+    /// Sets PSH in each packet of several segments (`tcp_transmit_skb`). If false, such packets have none, and a segment with
+    /// PSH or FIN is sent by itself: where a packet socket's packet is cut in software, the receiver's GRO merges all segments but
+    /// the last, and passes that on before the others if it has one of them (`skb_segment`, `gro_list_prepare`).
     pub pushes_large_packets: bool,
     /// True to spread segments over the round trip (`sk_pacing_status`), as the kernel does behind `fq`.
     pub pacing: bool,

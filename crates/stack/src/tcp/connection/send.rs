@@ -203,7 +203,8 @@ impl Connection {
             }
             return self.send_new(&next.cut(whole), cx);
         }
-        if next.len_bytes > room && next.ending.is_pushed() && !cx.config.pushes_large_packets {
+        let ends = next.ending.is_pushed() || next.has_fin;
+        if next.len_bytes > room && ends && !cx.config.pushes_large_packets {
             return self.send_new(&next.cut((next.len_bytes - 1) / room * room), cx);
         }
         self.send_new(&next, cx)
