@@ -1,5 +1,7 @@
 //! Hosts without free frames, or with full buffers, for a while.
 
+use std::net::Shutdown;
+
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Frame, Region};
@@ -228,6 +230,15 @@ fn tcp_6_pushed_segments_leave_alone() {
                     assert_eq!((large_pushes, small_pushes), (0, pushes_before + 1), "{len}");
                 }
             }
+            let pushes_before = pair.hosts[0].large_pushes;
+            // More than the window takes, and no write ends: the FIN comes to queued segments.
+            let unended = WriteFlags { more_follows: true, ..WriteFlags::default() };
+            let bytes = [7; 60 * 1448];
+            let written = pair.call(0, |tcp, out| tcp.write(client, &bytes, unended, out)).unwrap();
+            pair.call(0, |tcp, out| tcp.shutdown(client, Shutdown::Write, out)).unwrap();
+            assert_eq!(read_all(&mut pair, client, server), written);
+            let ends = pair.hosts[0].large_pushes - pushes_before;
+            assert_eq!(ends > 0, pushes_large_packets, "{ends}");
         }
     }
 }

@@ -26,8 +26,8 @@ const LARGEST_TURN_US: u64 = 5_000_000;
 /// Sockets with which the numbers by state are checked after each call.
 const LEVELS_CHECKED_MAX: u32 = 16;
 
-/// PSH among TCP's flags (RFC 9293, section 3.1).
-const PSH: u16 = 8;
+/// FIN and PSH among TCP's flags (RFC 9293, section 3.1).
+const FIN_OR_PSH: u16 = 1 | 8;
 
 /// A host of TCP.
 pub(super) struct Host {
@@ -40,7 +40,7 @@ pub(super) struct Host {
     pub(super) pool: Pool,
     /// Sizes of the frames in which the packets of the last call left.
     pub(super) left_in: Vec<u32>,
-    /// Packets with PSH that have left: of several segments, and of one.
+    /// Packets with PSH or FIN that have left: of several segments, and of one.
     pub(super) large_pushes: usize,
     pub(super) small_pushes: usize,
     /// Device that keeps frames for a while; without one, they return at once.
@@ -131,7 +131,7 @@ impl Host {
         };
         for packet in packets {
             check(&packet);
-            let is_pushed = packet.view().tcp_flags().is_some_and(|flags| flags & PSH != 0);
+            let is_pushed = packet.view().tcp_flags().is_some_and(|flags| flags & FIN_OR_PSH != 0);
             let pushes = match packet.gso_size() {
                 0 => &mut self.small_pushes,
                 _ => &mut self.large_pushes,
