@@ -230,16 +230,22 @@ fn tcp_6_pushed_segments_leave_alone() {
                     assert_eq!((large_pushes, small_pushes), (0, pushes_before + 1), "{len}");
                 }
             }
-            let pushes_before = pair.hosts[0].large_pushes;
-            // More than the window takes, and no write ends: the FIN comes to queued segments.
-            let unended = WriteFlags { more_follows: true, ..WriteFlags::default() };
-            let bytes = [7; 60 * 1448];
-            let written = pair.call(0, |tcp, out| tcp.write(client, &bytes, unended, out)).unwrap();
-            pair.call(0, |tcp, out| tcp.shutdown(client, Shutdown::Write, out)).unwrap();
-            assert_eq!(read_all(&mut pair, client, server), written);
-            let ends = pair.hosts[0].large_pushes - pushes_before;
-            assert_eq!(ends > 0, pushes_large_packets, "{ends}");
         }
+    }
+}
+
+/// Segments that no write ends, more than the window takes at first, and an end behind them.
+#[test]
+fn tcp_6_end_leaves_alone() {
+    for pushes_large_packets in [true, false] {
+        let config = TcpConfig { gso_bytes: 64_000, pushes_large_packets, ..TcpConfig::default() };
+        let mut pair = Pair::new(1, Faults { delay_us: 100, ..Faults::default() }, [config; 2]);
+        let (client, server) = pair.open(80);
+        let flags = WriteFlags { more_follows: true, ..WriteFlags::default() };
+        let written = pair.call(0, |tcp, out| tcp.write(client, &[7; 14 * 1448], flags, out));
+        pair.call(0, |tcp, out| tcp.shutdown(client, Shutdown::Write, out)).unwrap();
+        assert_eq!(read_all(&mut pair, client, server), written.unwrap());
+        assert_eq!(pair.hosts[0].large_pushes > 0, pushes_large_packets);
     }
 }
 
