@@ -106,8 +106,8 @@ impl Stream {
         if self.is_ipv6 { libc::AF_INET6 } else { libc::AF_INET }
     }
 
-    /// True for the choice of families, which a connection of IPv6 has made.
-    pub(crate) fn is_bound_family(&self, option: SocketOption) -> bool {
+    /// True for `IPV6_V6ONLY` of an IPv6 connection, which cannot be set after `bind`.
+    pub(crate) fn is_fixed(&self, option: SocketOption) -> bool {
         self.is_ipv6 && option == SocketOption::of_ipv6(libc::IPV6_V6ONLY)
     }
 

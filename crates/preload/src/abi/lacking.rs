@@ -13,7 +13,6 @@ use super::is_nowhere;
 use super::system::{option_bytes, set_option_at};
 use crate::option::SocketOption;
 use crate::socket::Socket;
-use crate::tcp_options::new_socket;
 
 /// Options that a new socket may be asked about: they read back whole, and have no effect on anything but the socket.
 const ASKED: [SocketOption; 6] = [
@@ -48,10 +47,7 @@ pub(super) unsafe fn set(
     let new = new_like(socket).map_err(|_| Errno::NOPROTOOPT)?;
     let unset = option_bytes(new.as_fd(), option);
     // SAFETY: the caller's promise, for another socket.
-    match unsafe { set_option_at(new.as_fd(), option, value, len) } {
-        Err(Errno::NOTCONN) => return Err(Errno::NOPROTOOPT), // the socket of ours may be
-        set => set?,
-    }
+    unsafe { set_option_at(new.as_fd(), option, value, len) }?;
     if option_bytes(new.as_fd(), option) != unset || has_value && unset.is_none() {
         return Err(Errno::NOPROTOOPT);
     }
@@ -65,9 +61,7 @@ pub(super) unsafe fn set(
 /// New socket of the kernel, of the same type.
 fn new_like(socket: &Socket) -> Result<Hidden<OwnedFd>, Errno> {
     let kernel = match socket {
-        Socket::Stream(stream) => {
-            return Hidden::new(new_socket(stream.family() == libc::AF_INET6)?);
-        }
+        Socket::Stream(stream) => stream.holder(),
         Socket::Udp(udp) => udp.kernel(),
         Socket::Listener(listener) => listener.kernel(),
     };

@@ -21,7 +21,7 @@ use crate::udp_options::UDP_CORK;
 const CONGESTION_NAME_BYTES: usize = 16;
 
 /// Properties of a connected UDP socket, which the kernel's socket at the same port has, such as the MTU of the path.
-const OF_PLACE: [SocketOption; 5] = [
+const OF_PEER: [SocketOption; 5] = [
     SocketOption::of_ipv4(libc::IP_MTU),
     SocketOption::of_ipv6(libc::IPV6_MTU),
     SocketOption::of_ipv6(libc::IPV6_PATHMTU),
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn setsockopt(
     }
     let store = match &*socket {
         Socket::Udp(udp) => udp.check_option(option).map(|()| udp.kernel().as_raw_fd()),
-        Socket::Stream(stream) if stream.is_bound_family(option) => Err(Errno::INVAL),
+        Socket::Stream(stream) if stream.is_fixed(option) => Err(Errno::INVAL),
         _ if !is_accepted(option) => Err(Errno::NOPROTOOPT),
         Socket::Listener(listener) => Ok(listener.kernel().as_raw_fd()),
         // Calls wait on this descriptor.
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn getsockopt(
             return answer_int(told.map(|()| 0));
         }
         // Of the address and of the route that the kernel has found for the peer.
-        Some(Socket::Udp(udp)) if OF_PLACE.contains(&option) => {
+        Some(Socket::Udp(udp)) if OF_PEER.contains(&option) => {
             Ok(udp.reserved().unwrap_or(udp.kernel()).as_raw_fd())
         }
         Some(socket) => socket.kernel().map(|kernel| kernel.as_raw_fd()),
@@ -177,10 +177,10 @@ unsafe fn names_unknown_congestion(
     if option != SocketOption::of_tcp(libc::TCP_CONGESTION) || is_nowhere(value) {
         return false;
     }
-    let len = i32::try_from(len).ok().and_then(|len| usize::try_from(len).ok());
-    let Some(len) = len.filter(|len| *len > 0).map(|len| len.min(CONGESTION_NAME_BYTES)) else {
+    if !matches!(i32::try_from(len), Ok(1..)) {
         return false; // no name at all, which the kernel refuses
-    };
+    }
+    let len = usize::try_from(len).unwrap_or(0).min(CONGESTION_NAME_BYTES);
     // SAFETY: the caller's promise, for as many bytes or fewer.
     let name = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) };
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
