@@ -93,8 +93,8 @@ pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>) {
     }
 }
 
-/// Ends closed listeners that this process still has at an address, before it listens there anew. True if there were some.
-pub(crate) fn stop_leaving(address: SocketAddr) -> bool {
+/// Ends closed listeners that this process still has at an address, before it listens there anew.
+pub(crate) fn stop_leaving(address: SocketAddr) {
     let is_same = |other: &SocketAddr| {
         let [ours, others] = [address, *other].map(|address| address.ip());
         let is_any = ours.is_unspecified() || others.is_unspecified();
@@ -107,11 +107,10 @@ pub(crate) fn stop_leaving(address: SocketAddr) -> bool {
         let stops = |it: &Arc<Leaving>| it.is_stopped.store(true, Ordering::SeqCst);
         all_leaving().iter().filter(is_its).map(stops).count() > 0
     };
-    let (began, are_some) = (Instant::now(), stop());
+    let began = Instant::now();
     while stop() && began.elapsed() < STOP_MAX {
         thread::sleep(STOP_LOOK);
     }
-    are_some
 }
 
 /// True while closed listeners live on.
@@ -157,7 +156,7 @@ fn listener_of_none(runtime: &Runtime, ip: IpAddr) -> Option<TcpListener> {
     let addresses = (1..=u16::MAX).map(|port| SocketAddr::new(ip, port));
     let address = addresses.rev().find(|it| !is_taken(FilterProtocol::Tcp, *it))?;
     let options = runtime.net.socket().reuse_port();
-    options.listen_reserved(address, 1, Arc::clone(&runtime.finisher), None).ok()
+    options.listen_reserved(address, 1, None, None).ok()
 }
 
 fn end_leaving(ended: &Arc<Leaving>) {

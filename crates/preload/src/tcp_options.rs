@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_stack::tcp::kernel_form::retransmissions_in;
 use forebay_stack::tcp::{Algorithm, TcpOptions};
-use forebay_sys::hidden::Hidden;
+use forebay_sys::tcp_reserve::Reservation;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_linger, tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
@@ -115,13 +115,13 @@ const TAKEN: [SocketOption; 32] = [
 
 /// Options that the program has set on a listener, of those that its connections inherit.
 pub(crate) struct Inherited {
-    pub(crate) kernel: Arc<Hidden>,
+    pub(crate) kernel: Arc<Reservation>,
     options: Mutex<Vec<SocketOption>>,
 }
 
 impl Inherited {
     /// Finds the options that differ from those of a new socket.
-    pub(crate) fn of(kernel: Hidden) -> Result<Self, Errno> {
+    pub(crate) fn of(kernel: Reservation) -> Result<Self, Errno> {
         let new = new_socket(abi::is_ipv6(kernel.as_fd()))?;
         let mut options = INHERITED.to_vec();
         options.extend(TIMEOUTS.iter().chain(&SHOWN));

@@ -9,8 +9,8 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::connection_id::{ConnectionIds, EndpointIndex, SelectById};
 use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
-use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
+use forebay_sys::tcp_reserve::Reservation;
 
 use super::endpoint::{self, Endpoint};
 use super::tcp::ListenOptions;
@@ -143,8 +143,8 @@ impl SocketOptions {
         try_each(local, |local| TcpListener::listen(&net.0, local, &how))
     }
 
-    /// Listens on an address that the caller keeps from the kernel: `reserved` is a socket of the kernel
-    /// that listens there, and drops every packet. The listener's descriptor is that of `readiness`, if it is given.
+    /// Listens on an address that the caller keeps from the kernel, by `reserved` if the kernel has it. The listener's
+    /// descriptor is that of `readiness`, if it is given.
     ///
     /// # Errors
     /// As [`listen`](Self::listen), of this address.
@@ -152,7 +152,7 @@ impl SocketOptions {
         self,
         local: SocketAddr,
         backlog: u32,
-        reserved: Arc<Hidden>,
+        reserved: Option<Arc<Reservation>>,
         readiness: Option<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<TcpListener> {
         let Self { net, reuse, cpu, is_v6_only, rcvbuf, .. } = self;

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::next::next;
 use super::{address, answer_int, last_error, number};
 use crate::critical;
-use crate::listener::{Listener, share_with_closed};
+use crate::listener::Listener;
 use crate::socket::{Socket, Takeover};
 use crate::table;
 use crate::udp::Udp;
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
     {
         // SAFETY: the call has found a socket there; it is only used for this call.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
-        if share_with_closed(descriptor, local) {
+        if Listener::share_port(descriptor, local) {
             // SAFETY: the caller's promise.
             return unsafe { next(fd, at, len) };
         }

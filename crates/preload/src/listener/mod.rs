@@ -5,7 +5,6 @@
 //! process that uses the listener first after `listen`, which may be a child of the one that called it.
 
 mod accept;
-mod closed;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -19,14 +18,12 @@ use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::FastOpenOptions;
 use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
-use forebay_sys::tcp_reserve;
+use forebay_sys::tcp_reserve::{self, Reservation};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
-use self::closed::CLOSED;
-pub(crate) use self::closed::share_with_closed;
 use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
@@ -77,7 +74,7 @@ pub(crate) fn are_some_unserved() -> bool {
 /// Keeps the locks of this module until the process has forked.
 pub(crate) fn keep_locks() {
     fork_locks::lock(&SERVING).into_iter().for_each(fork_locks::keep);
-    fork_locks::lock(&CLOSED).into_iter().for_each(fork_locks::keep);
+    fork_locks::lock(&tcp_reserve::CLOSED).into_iter().for_each(fork_locks::keep);
     passing::keep_locks();
 }
 
@@ -87,6 +84,18 @@ pub(crate) fn forked() {
 }
 
 impl Listener {
+    /// Ends what keeps a socket from being bound to a port of this process that `bind` has found in use: closed listeners,
+    /// and connections that they have accepted, as the kernel permits with `SO_REUSEADDR`. False for sockets of the kernel.
+    pub(crate) fn share_port(descriptor: BorrowedFd<'_>, local: SocketAddr) -> bool {
+        if !is_taken(FilterProtocol::Tcp, local) || !abi::is_plain(descriptor, FilterProtocol::Tcp)
+        {
+            return false;
+        }
+        passing::stop_leaving(local);
+        tcp_reserve::share_with_closed(descriptor, local.port());
+        true
+    }
+
     /// Takes over the kernel's socket at a descriptor that the program lets listen.
     ///
     /// # Errors
@@ -115,7 +124,7 @@ impl Listener {
         })?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
-        let inherited = Inherited::of(Hidden::duplicate(descriptor)?)?;
+        let inherited = Inherited::of(Reservation::from(Hidden::duplicate(descriptor)?))?;
         let v6_only =
             local.is_ipv6() && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let listener = Self {
@@ -168,6 +177,7 @@ impl Listener {
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
         if self.origin.may_close_copy() {
+            self.inherited.kernel.forget_closed();
             abi::close_forgotten(self.kernel());
         }
     }
@@ -229,7 +239,7 @@ impl Listener {
             return Ok(served);
         }
         // Before the lock, which a thread that forks does not wait for so long.
-        self.addresses().for_each(|address| _ = passing::stop_leaving(address));
+        self.addresses().for_each(passing::stop_leaving);
         let _serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(served) = self.served_here() {
             return Ok(served);
@@ -260,7 +270,8 @@ impl Listener {
         let (reserved, turn) = (Arc::clone(&self.inherited.kernel), self.turn().take());
         let is_placed = turn.is_some();
         let readiness = turn.map_or_else(|| self.readiness(), Ok)?;
-        let tcp = options.listen_reserved(self.local, self.backlog, reserved, Some(readiness));
+        let tcp =
+            options.listen_reserved(self.local, self.backlog, Some(reserved), Some(readiness));
         let tcp = tcp.map_err(|error| {
             report!(
                 "forebay: process {} cannot listen on {}: {error}; check that a taken device has the address, and \
@@ -403,10 +414,7 @@ impl Served {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
-        closed.retain(|(_, socket)| socket.strong_count() > 0);
-        closed.push((self.local.port(), Arc::downgrade(&self.inherited.kernel)));
-        drop(closed);
+        self.inherited.kernel.close_listener();
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
         if let Some(served) = self.served_here() {
             drop(self.served.swap(None));

@@ -78,7 +78,7 @@ pub(crate) struct Runtime {
     /// Right to receive the taken packets, held until the process ends.
     engine_lock: Arc<EngineLock>,
     /// Wakes the thread that finishes connections when the process ends.
-    pub(crate) finisher: Arc<Hidden>,
+    finisher: Arc<Hidden>,
     has_finished: Arc<AtomicBool>,
     /// Part in the new connections, if other processes may receive, too.
     pub(crate) membership: Option<Arc<Membership>>,

@@ -6,8 +6,8 @@ use std::{io, iter};
 
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpOut, TcpSocket};
-use forebay_sys as sys;
 use forebay_sys::neighbour;
+use forebay_sys::tcp_reserve::Reservation;
 use rustix::io::Errno;
 
 use super::super::endpoint::plain;
@@ -37,9 +37,10 @@ pub(super) fn begin(
     let mut candidates = iter::from_fn(|| match kernels {
         None => Some(Ok((ports.next()?, None))),
         // The kernel chooses a port that none of its sockets has.
-        Some(_) => Some(sys::tcp_reserve::reserve(any_port, false, true).and_then(|reserved| {
-            Ok((sys::tcp_reserve::port_of(&reserved)?, Some(Arc::new(reserved))))
-        })),
+        Some(_) => Some(
+            Reservation::listen(any_port, false, true)
+                .and_then(|reserved| Ok((reserved.port()?, Some(Arc::new(reserved))))),
+        ),
     })
     .take(LOCAL_PORTS.len());
     loop {

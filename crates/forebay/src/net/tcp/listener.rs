@@ -14,9 +14,8 @@ use forebay_stack::tcp::{
     FastOpenOptions, ListenerQueues, PassedConnection, ReusePort, Tcp, TcpError, TcpOptions,
     TcpOut, TcpSocket,
 };
-use forebay_sys as sys;
-use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
+use forebay_sys::tcp_reserve::Reservation;
 use rustix::io::Errno;
 
 use super::super::Net;
@@ -100,7 +99,7 @@ impl TcpListener {
         shared.check_local(plain(local).ip())?;
         let reserved = reserve(shared, local, how)?.map(Arc::new);
         if let Some(reserved) = &reserved {
-            local.set_port(sys::tcp_reserve::port_of(reserved)?);
+            local.set_port(reserved.port()?);
         }
         let mut ports = shared.tcp.ports(local);
         loop {
@@ -128,14 +127,14 @@ impl TcpListener {
         shared: &Arc<NetState>,
         local: SocketAddr,
         how: &ListenOptions,
-        reserved: Reserved,
+        reserved: Option<Reserved>,
         readiness: Option<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<Self> {
         shared.check_local(plain(local).ip())?;
         let watch =
             readiness.map(|(setter, descriptor)| ListenerWatch::with_readiness(setter, descriptor));
         let listening = listen_everywhere(shared, local, how, watch.unwrap_or_default());
-        Ok(Self::of(shared, local, listening.map_err(refusal)?, Some(reserved)))
+        Ok(Self::of(shared, local, listening.map_err(refusal)?, reserved))
     }
 
     fn of(
@@ -366,12 +365,12 @@ fn reserve(
     shared: &NetState,
     local: SocketAddr,
     how: &ListenOptions,
-) -> io::Result<Option<Hidden>> {
+) -> io::Result<Option<Reservation>> {
     // The kernel does not have addresses of devices that only this process has.
     if !how.is_reserved || !shared.is_kernels(plain(local).ip()) {
         return Ok(None);
     }
-    sys::tcp_reserve::reserve(local, how.reuse.is_shared(), how.is_v6_only).map(Some)
+    Reservation::listen(local, how.reuse.is_shared(), how.is_v6_only).map(Some)
 }
 
 /// Sockets of a listener in all shards, with what they share.
@@ -453,6 +452,9 @@ impl Drop for ListenerState {
     fn drop(&mut self) {
         self.polled.close(&self.watch.wait);
         close_all(&self.shared, &self.sockets);
+        if let Some(reserved) = &self.reserved {
+            reserved.close_listener();
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use forebay_stack::tcp::{
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
-use forebay_sys::hidden::Hidden;
+use forebay_sys::tcp_reserve::Reservation;
 
 use super::super::neighbours::WayBack;
 use super::super::shared::{CpuIndex, NetState};
@@ -64,7 +64,7 @@ pub(super) struct ShardSocket {
 }
 
 /// Port that the kernel's programs cannot have, and that the kernel does not answer on.
-pub(super) type Reserved = Arc<Hidden>;
+pub(super) type Reserved = Arc<Reservation>;
 
 /// Work that a TCP has done.
 struct Work<'a, R> {

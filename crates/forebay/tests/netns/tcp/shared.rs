@@ -20,6 +20,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_15_jumbo_frames_over_af_xdp", || beside_the_kernel(Via::AfXdp, 9000)),
     ("tcp_15_jumbo_frames_over_af_packet", || beside_the_kernel(Via::AfPacket, 9000)),
     ("tcp_16_port_is_ours_or_the_kernels", ports),
+    ("tcp_16_closed_listener_leaves_its_port", closed_listener),
     ("tcp_16_strangers_stay_with_the_kernel", strangers),
     ("tcp_16_own_addresses_need_no_kernel", own_addresses),
     ("tcp_15_unknown_neighbours_cost_no_timeout", unknown_neighbours),
@@ -76,6 +77,40 @@ fn ports() {
         assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
     });
     drop(engine);
+}
+
+/// A port is listened on again, while connections of the listener before live or end. The kernel has it once none is left.
+fn closed_listener() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.taking(Via::AfPacket, TAKEN);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let listen = || hosts.near.run(|| TcpListener::bind(&net, "10.9.0.1:80"));
+    let accept = |listener: &TcpListener| {
+        let far = hosts.far.run(|| KernelStream::connect("10.9.0.1:80").unwrap());
+        (far, listener.accept().unwrap().0)
+    };
+    let first = listen().unwrap();
+    let (far, near) = accept(&first);
+    assert_eq!(listen().unwrap_err().kind(), ErrorKind::AddrInUse);
+    drop(first);
+    for _ in 0..50 {
+        let (far, near) = accept(&listen().unwrap());
+        let ends = [thread::spawn(|| drop(near)), thread::spawn(|| drop(far))];
+        listen().unwrap();
+        ends.into_iter().for_each(|end| end.join().unwrap());
+    }
+    let kernels = || hosts.near.run(|| KernelListener::bind("10.9.0.1:80"));
+    assert_eq!(kernels().unwrap_err().kind(), ErrorKind::AddrInUse);
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&near));
+        exchange(&far, 500_000);
+    });
+    drop((near, far));
+    while kernels().is_err() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(net);
+    running.end();
 }
 
 /// Segments to a port that we do not listen on are answered by the kernel alone.
