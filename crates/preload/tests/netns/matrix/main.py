@@ -4,7 +4,7 @@ def main():
     def tell(command):
         control.write(command.encode() + b"\n")
         control.flush()
-        return control.readline().decode().strip()
+        return control.readline().decode().strip() or sys.exit(f"the peer has ended before it answers {command}")
 
     signals = SIGNALS
     signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
