@@ -44,21 +44,20 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
             Err(error) => return answer_int(Err(error)),
         }
     }
-    // SAFETY: the caller's promise.
-    let result = unsafe { next(fd, at, len) };
-    if result < 0
-        && last_error() == Errno::ADDRINUSE
-        && let Ok(local) = local
-    {
-        // SAFETY: the call has found a socket there; it is only used for this call.
-        let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
-        if Listener::share_port(descriptor, local) {
-            // SAFETY: the caller's promise.
-            return unsafe { next(fd, at, len) };
+    let bind = || {
+        // SAFETY: the caller's promise.
+        let result = unsafe { next(fd, at, len) };
+        if result < 0 { Err(last_error()) } else { Ok(()) }
+    };
+    let bound = match (bind(), local) {
+        (Err(Errno::ADDRINUSE), Ok(local)) => {
+            // SAFETY: the call has found a socket there; it is only used for this call.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
+            Listener::bind_beside_closed(descriptor, local, bind)
         }
-        return answer_int(Err(Errno::ADDRINUSE));
-    }
-    result
+        (bound, _) => bound,
+    };
+    answer_int(bound.map(|()| 0))
 }
 
 /// # Safety

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use forebay::net::TcpListener;
@@ -28,7 +28,9 @@ use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
-use crate::runtime::{StillWaits, excluding, is_running, is_taken, prepare, running, when_free};
+use crate::runtime::{
+    StillWaits, excluding, is_in_parents_memory, is_running, is_taken, prepare, running, when_free,
+};
 use crate::socket::{Socket, Takeover};
 use crate::start_error::GRANT;
 use crate::tcp_options::{Inherited, TcpSetting};
@@ -56,6 +58,8 @@ pub(crate) struct Listener {
     turn: Mutex<Option<(ReadinessSetter, ReadinessDescriptor)>>,
     /// Process that made it.
     origin: Origin,
+    /// Process whose engine served it when it ended.
+    ended_in: OnceLock<Origin>,
 }
 
 /// Listener of an engine.
@@ -74,7 +78,7 @@ pub(crate) fn are_some_unserved() -> bool {
 /// Keeps the locks of this module until the process has forked.
 pub(crate) fn keep_locks() {
     fork_locks::lock(&SERVING).into_iter().for_each(fork_locks::keep);
-    fork_locks::lock(&tcp_reserve::CLOSED).into_iter().for_each(fork_locks::keep);
+    fork_locks::lock(&tcp_reserve::LISTENERS).into_iter().for_each(fork_locks::keep);
     passing::keep_locks();
 }
 
@@ -84,16 +88,23 @@ pub(crate) fn forked() {
 }
 
 impl Listener {
-    /// Ends what keeps a socket from being bound to a port of this process that `bind` has found in use: closed listeners,
-    /// and connections that they have accepted, as the kernel permits with `SO_REUSEADDR`. False for sockets of the kernel.
-    pub(crate) fn share_port(descriptor: BorrowedFd<'_>, local: SocketAddr) -> bool {
-        if !is_taken(FilterProtocol::Tcp, local) || !abi::is_plain(descriptor, FilterProtocol::Tcp)
+    /// Binds a socket whose port was found in use, if only closed listeners and their connections have it.
+    ///
+    /// # Errors
+    /// As `bind`: `EADDRINUSE` also for a socket that stays the kernel's.
+    pub(crate) fn bind_beside_closed(
+        descriptor: BorrowedFd<'_>,
+        local: SocketAddr,
+        bind: impl Fn() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        if !is_taken(FilterProtocol::Tcp, local)
+            || !abi::is_plain(descriptor, FilterProtocol::Tcp)
+            || is_in_parents_memory()
         {
-            return false;
+            return Err(Errno::ADDRINUSE);
         }
         passing::stop_leaving(local);
-        tcp_reserve::share_with_closed(descriptor, local.port());
-        true
+        tcp_reserve::beside_closed(descriptor, local, bind)
     }
 
     /// Takes over the kernel's socket at a descriptor that the program lets listen.
@@ -122,9 +133,11 @@ impl Listener {
             );
             unconnected_errno(&error)
         })?;
-        rustix::net::listen(descriptor, backlog)?;
+        let listen = || rustix::net::listen(descriptor, backlog);
+        tcp_reserve::beside_closed(descriptor, local, listen)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
-        let inherited = Inherited::of(Reservation::from(Hidden::duplicate(descriptor)?))?;
+        let reservation = Reservation::of_listener(Hidden::duplicate(descriptor)?);
+        let inherited = Inherited::of(reservation.map_err(|error| unconnected_errno(&error))?)?;
         let v6_only =
             local.is_ipv6() && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let listener = Self {
@@ -138,6 +151,7 @@ impl Listener {
             has_ended: AtomicBool::default(),
             turn: Mutex::default(),
             origin: Origin::here(),
+            ended_in: OnceLock::new(),
         };
         LISTENERS.fetch_add(1, Ordering::Relaxed);
         UNSERVED.fetch_add(1, Ordering::Relaxed);
@@ -169,7 +183,7 @@ impl Listener {
     pub(crate) fn is_of_parent(&self) -> bool {
         match &*self.served.load() {
             Some(served) => served.origin.is_parent(),
-            None => self.origin.is_parent(),
+            None => self.ended_in.get().unwrap_or(&self.origin).is_parent(),
         }
     }
 
@@ -177,7 +191,7 @@ impl Listener {
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
         if self.origin.may_close_copy() {
-            self.inherited.kernel.forget_closed();
+            self.inherited.kernel.unlist();
             abi::close_forgotten(self.kernel());
         }
     }
@@ -199,6 +213,7 @@ impl Listener {
         }
         if let Some(served) = self.served_here() {
             served.tcp.notify_ended();
+            self.ended_in.get_or_init(Origin::here);
             drop(self.served.swap(None));
             UNSERVED.fetch_add(1, Ordering::Relaxed);
             passing::leave(served, self.addresses().collect());
@@ -414,7 +429,6 @@ impl Served {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.inherited.kernel.close_listener();
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
         if let Some(served) = self.served_here() {
             drop(self.served.swap(None));

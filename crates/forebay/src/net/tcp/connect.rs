@@ -38,7 +38,7 @@ pub(super) fn begin(
         None => Some(Ok((ports.next()?, None))),
         // The kernel chooses a port that none of its sockets has.
         Some(_) => Some(
-            Reservation::listen(any_port, false, true)
+            Reservation::of_connection(any_port)
                 .and_then(|reserved| Ok((reserved.port()?, Some(Arc::new(reserved))))),
         ),
     })

@@ -89,16 +89,20 @@ fn closed_listener() {
         let far = hosts.far.run(|| KernelStream::connect("10.9.0.1:80").unwrap());
         (far, listener.accept().unwrap().0)
     };
-    let first = listen().unwrap();
-    let (far, near) = accept(&first);
-    assert_eq!(listen().unwrap_err().kind(), ErrorKind::AddrInUse);
-    drop(first);
-    for _ in 0..50 {
+    for _ in 0..100 {
         let (far, near) = accept(&listen().unwrap());
         let ends = [thread::spawn(|| drop(near)), thread::spawn(|| drop(far))];
         listen().unwrap();
         ends.into_iter().for_each(|end| end.join().unwrap());
     }
+    let first = listen().unwrap();
+    let (far, near) = accept(&first);
+    assert_eq!(listen().unwrap_err().kind(), ErrorKind::AddrInUse);
+    drop(first);
+    let again = listen().unwrap();
+    assert_eq!(listen().unwrap_err().kind(), ErrorKind::AddrInUse, "it lives");
+    accept(&again);
+    drop(again);
     let kernels = || hosts.near.run(|| KernelListener::bind("10.9.0.1:80"));
     assert_eq!(kernels().unwrap_err().kind(), ErrorKind::AddrInUse);
     thread::scope(|scope| {
