@@ -211,6 +211,7 @@ impl Listener {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return Err(Errno::NOTCONN);
         }
+        self.inherited.kernel.set_live(false);
         if let Some(served) = self.served_here() {
             served.tcp.notify_ended();
             self.ended_in.get_or_init(Origin::here);

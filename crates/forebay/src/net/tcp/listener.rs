@@ -134,6 +134,9 @@ impl TcpListener {
         let watch =
             readiness.map(|(setter, descriptor)| ListenerWatch::with_readiness(setter, descriptor));
         let listening = listen_everywhere(shared, local, how, watch.unwrap_or_default());
+        if let Some(reserved) = &reserved {
+            reserved.set_live(true);
+        }
         Ok(Self::of(shared, local, listening.map_err(refusal)?, reserved))
     }
 
@@ -453,7 +456,7 @@ impl Drop for ListenerState {
         self.polled.close(&self.watch.wait);
         close_all(&self.shared, &self.sockets);
         if let Some(reserved) = &self.reserved {
-            reserved.close_listener();
+            reserved.set_live(false);
         }
     }
 }
