@@ -1,7 +1,7 @@
 //! Reservation of a TCP port against other programs on the kernel's stack.
 //!
-//! A listener's reservation lives as long as its connections do. Once the listener is closed, its port can be listened at
-//! anew beside the reservation, as the kernel permits beside connections with `SO_REUSEADDR`.
+//! A listener's reservation lives as long as its connections do. Once the listener is closed, its port can be listened on
+//! again beside the reservation, as the kernel permits beside connections with `SO_REUSEADDR`.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -99,7 +99,7 @@ impl Local {
 #[derive(Debug)]
 pub struct Reservation {
     socket: ManuallyDrop<Hidden>,
-    is_listeners: bool,
+    is_of_listener: bool,
 }
 
 impl Reservation {
@@ -123,7 +123,7 @@ impl Reservation {
         let socket = new_socket(local, false, true)?;
         bind(&socket, &local)?;
         listen(&socket, 0)?;
-        Ok(Self { socket: ManuallyDrop::new(socket), is_listeners: false })
+        Ok(Self { socket: ManuallyDrop::new(socket), is_of_listener: false })
     }
 
     /// The reservation of a listener by a socket that listens, and that [drops every packet](refuse_packets).
@@ -131,11 +131,10 @@ impl Reservation {
     /// # Errors
     /// The kernel's, if the descriptor is not a socket.
     pub fn of_listener(socket: Hidden) -> io::Result<Self> {
-        let local = SocketAddr::try_from(getsockname(&socket)?)?;
-        let local = Local::of(socket.as_fd(), local)?;
+        let local = Local::of(socket.as_fd(), local_addr(&socket)?)?;
         let number = socket.as_fd().as_raw_fd();
         listeners().0.push(Listed { number, local, is_live: true });
-        Ok(Self { socket: ManuallyDrop::new(socket), is_listeners: true })
+        Ok(Self { socket: ManuallyDrop::new(socket), is_of_listener: true })
     }
 
     /// Port that is reserved.
@@ -143,11 +142,10 @@ impl Reservation {
     /// # Errors
     /// The kernel's, if the descriptor is not a socket.
     pub fn port(&self) -> io::Result<u16> {
-        let address = SocketAddr::try_from(getsockname(self)?)?;
-        Ok(address.port())
+        local_addr(self).map(|local| local.port())
     }
 
-    /// Tells if the listener is open: once it is closed, the port can be listened at anew, while connections keep the
+    /// Tells if the listener is open: once it is closed, the port can be listened on again, while connections keep the
     /// reservation.
     pub fn set_live(&self, is_live: bool) {
         let number = self.as_fd().as_raw_fd();
@@ -172,7 +170,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         // A listener's is closed with the list locked: who finds the port in use, and locks the list, finds either the
         // reservation there or the port free.
-        let listeners = self.is_listeners.then(|| {
+        let listeners = self.is_of_listener.then(|| {
             let mut listeners = listeners();
             listeners.0.retain(|it| it.number != self.as_fd().as_raw_fd());
             listeners
@@ -191,7 +189,7 @@ impl Drop for Reservation {
 /// `SO_REUSEPORT` can be bound to it until it is free.
 ///
 /// # Errors
-/// Those of the call.
+/// The last call's.
 pub fn beside_closed(
     socket: BorrowedFd<'_>,
     address: SocketAddr,
@@ -211,7 +209,7 @@ pub fn beside_closed(
         to_share.push(socket);
     }
     to_share.retain(|it| socket_reuseport(it).is_ok_and(|is_shared| !is_shared));
-    // Ignored: the port is then in use, which the call tells again.
+    // Ignored: if an option cannot be set, the call tells again that the port is in use.
     let share = |is_shared| to_share.iter().for_each(|it| _ = set_socket_reuseport(it, is_shared));
     share(true);
     // Also if there is none: the last one may have been closed since.
@@ -233,6 +231,10 @@ fn new_socket(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<H
     set_socket_reuseport(&socket, is_shared)?;
     refuse_packets(socket.as_fd())?;
     Ok(socket)
+}
+
+fn local_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
+    Ok(SocketAddr::try_from(getsockname(socket)?)?)
 }
 
 fn listeners() -> MutexGuard<'static, Listeners> {
@@ -288,7 +290,7 @@ mod tests {
         let stranger = new_socket(local, true, true).unwrap();
         bind(&stranger, &local).unwrap();
         listen(&stranger, 0).unwrap();
-        let port = SocketAddr::try_from(getsockname(&stranger).unwrap()).unwrap().port();
+        let port = local_addr(&stranger).unwrap().port();
         assert!(is_in_use(reserve("127.0.0.1", port, false, true)));
     }
 
