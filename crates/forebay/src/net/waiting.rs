@@ -136,7 +136,7 @@ impl Endpoint {
         }
         self.wake.not_readable(due, descriptor);
         // A CPU may have ended the run or put a packet in just before.
-        if !reader.consumer.arm() || self.queue.has_news(due) {
+        if self.queue.has_news_else_arm(due) {
             self.queue.wake_reader();
         }
     }
@@ -308,6 +308,7 @@ mod tests {
 
     use forebay_engine::BusyPoll;
     use forebay_stack::socket::SocketId;
+    use forebay_stack::socket::queue::Enqueue;
     use forebay_stack::socket::table::Binding;
 
     use super::super::rig::{Recording, host, own_address};
@@ -347,6 +348,22 @@ mod tests {
             let net = Net(state);
             assert_eq!(net.wait(|| ready, || 7), if turns == 0 { ready } else { 7 });
             assert_eq!(engine.turns.load(Ordering::Relaxed), turns);
+        }
+    }
+
+    /// A wake-up that finds everything read leaves the descriptor armed: no reader does that again.
+    #[test]
+    fn udp_11_late_wake_up_arms_again() {
+        let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(0), 53));
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        let socket = Endpoint::new(state, entry, wake, None);
+        socket.descriptor().unwrap();
+        for _ in 0..3 {
+            assert_eq!(socket.queue.refuse(), Enqueue::WakeReader);
+            assert!(socket.queue.take_refusal(), "as a reader does before the CPU's wake-up");
+            socket.queue.wake_reader();
         }
     }
 

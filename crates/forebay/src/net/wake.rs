@@ -130,8 +130,9 @@ impl WakeReader for Wake {
         let mut state = self.state();
         state.wakes.0 += 1;
         let WakeState { setter, due, .. } = &mut *state;
-        // Another reader may already have read the packet of this wake-up.
-        if let Some(setter) = setter.as_mut().filter(|_| queue.has_news(*due)) {
+        // A reader may have read the packet of this wake-up, and have armed the next one, before this CPU looked for
+        // sleeping readers: then no reader arms it again.
+        if let Some(setter) = setter.as_mut().filter(|_| queue.has_news_else_arm(*due)) {
             setter.readable();
         }
         // A reader that is not counted yet takes note of this wake-up, by the lock, before it looks for the packet.

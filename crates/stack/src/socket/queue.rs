@@ -160,6 +160,20 @@ impl SocketQueue {
         self.tickets.has_drawn(due) || self.told.load(Ordering::Relaxed) != 0
     }
 
+    /// As [`has_news`](Self::has_news) for one of several waiters. If nothing is available, the next CPU that puts a
+    /// packet in wakes the readers, although a CPU that wakes them for an earlier packet has declared them awake.
+    #[must_use]
+    pub fn has_news_else_arm(&self, due: u32) -> bool {
+        if self.has_news(due) {
+            return true;
+        }
+        self.is_waiting.0.store(true, Ordering::Relaxed);
+        // Pairs with the fences in `SocketQueueProducer::send` and `refuse`.
+        fence(Ordering::SeqCst);
+        // Stays armed even so: another waiter may have done the same, and may sleep.
+        self.has_news(due)
+    }
+
     /// The ticket that the next packet put in draws.
     #[must_use]
     pub(crate) fn next_ticket(&self) -> u32 {

@@ -5,6 +5,7 @@ use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use loom::sync::atomic::AtomicU32 as LoomU32;
+use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use super::*;
@@ -19,11 +20,18 @@ fn rig(rcvbuf: u32, cpus: usize) -> (Vec<SocketQueueProducer>, SocketQueueConsum
 }
 
 fn without_producers(rcvbuf: u32, cpus: usize) -> (SocketQueueConsumer, Vec<Pool>) {
+    woken_by(rcvbuf, cpus, Arc::new(Awake))
+}
+
+fn woken_by(
+    rcvbuf: u32,
+    cpus: usize,
+    reader: Arc<dyn WakeReader>,
+) -> (SocketQueueConsumer, Vec<Pool>) {
     let shares = vec![vec![ChunkClass { chunk_bytes: CHUNK_BYTES, chunks: 2 }]; cpus];
     let pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
     let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots: 2 };
-    let (_, consumer) =
-        starting_at(config, START, &Arc::new(CounterTable::new(cpus, 1)), Arc::new(Awake));
+    let (_, consumer) = starting_at(config, START, &Arc::new(CounterTable::new(cpus, 1)), reader);
     (consumer, pools)
 }
 
@@ -85,6 +93,78 @@ fn sleeping_reader_woken_for_every_packet() {
             })
             .collect();
         take_asleep(&mut consumer, 2);
+        producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
+    });
+}
+
+/// Descriptor that is readable while there are packets, as the library's sockets have.
+#[derive(Default)]
+struct Descriptor {
+    state: Mutex<DescriptorState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct DescriptorState {
+    is_readable: bool,
+    due: u32,
+}
+
+impl WakeReader for Descriptor {
+    fn wake(&self, queue: &SocketQueue) {
+        let mut state = self.state.lock().unwrap();
+        if queue.has_news_else_arm(state.due) {
+            state.is_readable = true;
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl Descriptor {
+    fn not_readable(&self, due: u32) {
+        *self.state.lock().unwrap() = DescriptorState { is_readable: false, due };
+    }
+
+    fn poll(&self) {
+        let mut state = self.state.lock().unwrap();
+        while !state.is_readable {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+}
+
+/// A reader that tries first, and polls the descriptor if nothing is there; two CPUs. A packet is often read before
+/// its CPU looks for a sleeping reader: that CPU then finds the reader asleep who waits for the next one.
+#[test]
+fn polled_descriptor_tells_every_packet() {
+    model(|| {
+        let descriptor = Arc::<Descriptor>::default();
+        let (mut consumer, pools) = woken_by(u32::MAX, 2, Arc::clone(&descriptor) as _);
+        let producers: Vec<_> = pools
+            .into_iter()
+            .enumerate()
+            .map(|(cpu, mut pool)| {
+                let mut producer = consumer.queue().producer(cpu).unwrap();
+                thread::spawn(move || {
+                    if put(&mut producer, &mut pool, 0) == Enqueue::WakeReader {
+                        producer.queue().wake_reader();
+                    }
+                    (producer, pool)
+                })
+            })
+            .collect();
+        let mut taken = Vec::new();
+        while taken.len() < 2 {
+            if consumer.take(1, &mut taken) > 0 {
+                continue;
+            }
+            descriptor.not_readable(consumer.due());
+            if consumer.queue().has_news_else_arm(consumer.due()) {
+                thread::yield_now(); // drawn, but not published yet
+                continue;
+            }
+            descriptor.poll();
+        }
         producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
     });
 }
