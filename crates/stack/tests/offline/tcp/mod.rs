@@ -16,6 +16,7 @@ mod told; //   what a connection tells of itself
 mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger
 mod mtu; //    paths that drop large packets
+mod moves; //  connections whose applications move from CPU to CPU
 mod pair; //   the hosts and the path
 mod liars; //  peers that lie, and what they cost
 mod reuseport; // listeners that share an address
