@@ -132,7 +132,7 @@ impl Told {
     const READABLE: u8 = 1;
 
     /// Notes the readiness, and returns true if there is some that was not told.
-    fn replace(&mut self, now: &Readiness) -> bool {
+    pub(super) fn replace(&mut self, now: &Readiness) -> bool {
         let kinds = [now.writable, now.peer_closed, now.hung_up, now.failed, now.urgent];
         let others = kinds.into_iter().fold(0, |bits, is_set| (bits | u8::from(is_set)) << 1);
         let bits = others | u8::from(now.readable);

@@ -12,7 +12,7 @@ use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix};
 use forebay_stack::tcp::{
-    FlowHasher, ListenerQueues, Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket,
+    FlowHasher, ListenerQueues, Readiness, Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket,
 };
 
 pub(super) const MTU: u32 = 1500;
@@ -23,8 +23,8 @@ const CHUNKS: u32 = 8192;
 /// Time after which a path takes packets of another size.
 const LARGEST_TURN_US: u64 = 5_000_000;
 
-/// Sockets with which the numbers by state are checked after each call.
-const LEVELS_CHECKED_MAX: u32 = 16;
+/// Sockets with which laws of all of them are checked after each call.
+const CHECKED_MAX: u32 = 16;
 
 /// FIN and PSH among TCP's flags (RFC 9293, section 3.1).
 const FIN_OR_PSH: u16 = 1 | 8;
@@ -38,6 +38,8 @@ pub(super) struct Host {
     network: NetworkLayer,
     identity: Identity,
     pub(super) pool: Pool,
+    /// Connections that were told to be ready, and what for after the last call.
+    readiness: Vec<(TcpSocket, Readiness)>,
     /// Sizes of the frames in which the packets of the last call left.
     pub(super) left_in: Vec<u32>,
     /// Packets with PSH or FIN that have left: of several segments, and of one.
@@ -99,6 +101,7 @@ impl Host {
             network,
             identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
             pool: carve(region, &[share]).unwrap().remove(0),
+            readiness: Vec::new(),
             left_in: Vec::new(),
             large_pushes: 0,
             small_pushes: 0,
@@ -119,6 +122,7 @@ impl Host {
         let mut out = TcpOut { now_us, cpu: self.cpu, pool: &mut self.pool, packets: &mut packets };
         let result = act(&mut self.tcp, &mut out);
         self.check_levels();
+        self.check_readiness();
         self.left_in = packets.iter().map(|packet| packet.frame.truesize()).collect();
         let mut segments = Vec::new();
         let (pool, packets): (_, Vec<_>) = match &mut self.device {
@@ -151,7 +155,7 @@ impl Host {
 
     /// Checks that the numbers by state are those of the connections.
     fn check_levels(&self) {
-        if self.tcp.socket_count() > LEVELS_CHECKED_MAX {
+        if self.tcp.socket_count() > CHECKED_MAX {
             return;
         }
         let mut expected = BTreeMap::from([
@@ -165,6 +169,26 @@ impl Host {
         expected.retain(|_, count| *count > 0);
         let levels = self.tcp.levels().iter().filter(|(_, count)| *count > 0);
         assert_eq!(levels.collect::<BTreeMap<_, _>>(), expected);
+    }
+
+    /// Checks that what a connection became ready for is told: its waiters learn of it in no other way.
+    fn check_readiness(&mut self) {
+        if self.tcp.socket_count() > CHECKED_MAX {
+            return self.readiness.clear();
+        }
+        let mut told = Vec::new();
+        self.tcp.take_ready(&mut told);
+        self.readiness.retain_mut(|(socket, before)| {
+            let Some(now) = readiness_of(&self.tcp, *socket) else { return false };
+            let before = std::mem::replace(before, now);
+            let is_told = told.contains(socket) || !has_grown(&before, &now);
+            assert!(is_told, "{socket:?} became {now:?} after {before:?}");
+            true
+        });
+        let is_known = |socket| self.readiness.iter().any(|(known, _)| *known == socket);
+        told.retain(|socket| !is_known(*socket));
+        let tcp = &self.tcp;
+        self.readiness.extend(told.into_iter().flat_map(|it| Some((it, readiness_of(tcp, it)?))));
     }
 
     /// A packet in a frame of this host, parsed.
@@ -189,6 +213,19 @@ impl Host {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Readiness of a connection; `None` of other sockets.
+fn readiness_of(tcp: &Tcp, socket: TcpSocket) -> Option<Readiness> {
+    tcp.info(socket).ok()??;
+    tcp.readiness(socket).ok()
+}
+
+fn has_grown(before: &Readiness, now: &Readiness) -> bool {
+    let kinds = |it: &Readiness| {
+        [it.readable, it.writable, it.peer_closed, it.hung_up, it.failed, it.urgent]
+    };
+    kinds(before).iter().zip(kinds(now)).any(|(before, now)| now && !before)
 }
 
 /// Checks a packet as a device does that cuts it (`virtio_net_hdr_to_skb`).

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use forebay_stack::tcp::{
-    Limit, Tally, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket, WriteFlags,
+    Limit, PathError, Seq, Tally, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket, WriteFlags,
 };
 
 use super::pair::{Faults, MTU, Pair};
@@ -228,4 +228,29 @@ fn tcp_30_times_of_waiting_are_told() {
     let spent_us = busy(&pair).1 - before_us;
     // Between probes that find some room.
     assert!((300_000..=pair.now_us - began_us + 1_000).contains(&spent_us), "{spent_us}");
+}
+
+/// Taking the error of a path makes a socket less ready. The waiters hear of what makes it readable again.
+#[test]
+fn tcp_17_taken_error_hides_no_data() {
+    let mut pair = pair(8192);
+    let (client, server) = pair.open(80);
+    while pair.step() {}
+    let options = pair.hosts[0].tcp.options(client).unwrap();
+    let options = TcpOptions { tells_path_errors: true, ..options };
+    pair.call(0, |tcp, out| tcp.set_options(client, options, out)).unwrap();
+    assert_eq!(write(&mut pair, client, 10), 10);
+    let (seq, flow) = (Seq(pair.last[0].0), pair.hosts[0].tcp.flow(client).unwrap());
+    let (error, ends_handshake, is_of_route) = (TcpError::Refused, false, false);
+    let error = PathError::Unreachable { error, ends_handshake, is_of_route };
+    pair.call(0, |tcp, out| tcp.receive_error(&flow, seq, error, out));
+    let taken = pair.call(0, |tcp, _| tcp.take_error(client));
+    assert_eq!(taken, Ok(Some(TcpError::Refused)));
+    assert!(!pair.hosts[0].tcp.readiness(client).unwrap().readable);
+    let said = pair.call(1, |tcp, out| tcp.write(server, b"answer", WriteFlags::default(), out));
+    assert_eq!(said, Ok(6));
+    // The host checks that it is told.
+    while !pair.hosts[0].tcp.readiness(client).unwrap().readable {
+        assert!(pair.step());
+    }
 }

@@ -16,8 +16,14 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if the socket is closed.
     pub fn take_error(&mut self, socket: TcpSocket) -> Result<Option<TcpError>, TcpError> {
-        Ok(match &mut self.entry_mut(socket)?.kind {
-            Kind::Connection(connection) => connection.take_error(),
+        let entry = self.entry_mut(socket)?;
+        Ok(match &mut entry.kind {
+            Kind::Connection(connection) => {
+                let error = connection.take_error();
+                // Without the error it may no longer be readable: what comes next is told again.
+                entry.told.replace(&connection.readiness());
+                error
+            }
             Kind::Idle(idle) => idle.error.take(),
             Kind::Listener(_) => None,
         })
