@@ -1,9 +1,10 @@
 //! Memory of idle connections, with all that the application and the engine have of them.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use etherparse::{PacketBuilder, TcpOptionElement};
+use etherparse::{PacketBuilder, PacketBuilderStep, TcpHeader, TcpOptionElement};
 use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
@@ -50,6 +51,14 @@ impl Sink for LastSeq {
     }
 }
 
+/// Beginning of a segment of a client.
+fn segment(client: u32, seq: u32) -> PacketBuilderStep<TcpHeader> {
+    let IpAddr::V4(ours) = own_address(0) else { unreachable!() };
+    let theirs = Ipv4Addr::from_bits(0x0a0a_0000 + client);
+    let builder = PacketBuilder::ipv4(theirs.octets(), ours.octets(), 64);
+    builder.tcp(4000, PORT, seq, u16::MAX)
+}
+
 /// A host with a listener.
 struct Server {
     state: Arc<NetState>,
@@ -72,10 +81,7 @@ impl Server {
 
     /// Delivers a segment of a client; without `ack`, its SYN.
     fn deliver(&mut self, client: u32, seq: u32, ack: Option<u32>) {
-        let IpAddr::V4(ours) = own_address(0) else { unreachable!() };
-        let theirs = Ipv4Addr::from_bits(0x0a0a_0000 + client);
-        let builder = PacketBuilder::ipv4(theirs.octets(), ours.octets(), 64);
-        let builder = builder.tcp(4000, PORT, seq, u16::MAX);
+        let builder = segment(client, seq);
         let mut bytes = Vec::new();
         match ack {
             Some(ack) => builder.ack(ack).write(&mut bytes, &[]).unwrap(),
@@ -87,10 +93,14 @@ impl Server {
                 builder.syn().options(&options).unwrap().write(&mut bytes, &[]).unwrap();
             }
         }
+        self.receive(client, &bytes);
+    }
+
+    fn receive(&mut self, client: u32, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).unwrap();
         let mut transmitter = self.state.transmitter_of(CpuIndex(0));
         let mut frame = transmitter.pool().allocate(len).unwrap();
-        frame.copy_from(&bytes);
+        frame.copy_from(bytes);
         let mut packet = Packet::received(frame, Arrival(0), len, Link::Ip);
         parse_packet(&mut packet, Verify::Checksums, transmitter.pool()).unwrap();
         drop(transmitter);
@@ -127,4 +137,23 @@ fn tcp_12_idle_connection_with_handle_is_small() {
     eprintln!("{each} bytes each, {most} at most");
     assert!(most <= CONNECTION_BYTES, "{most} bytes each");
     assert!(most > 500, "nothing was counted");
+}
+
+/// Nobody would be woken: the connection was readable before, by the byte ahead of the urgent one.
+#[test]
+fn tcp_17_urgent_byte_is_not_awaited() {
+    let mut server = Server::new();
+    let stream = server.open(1);
+    let ack = server.sent.0.lock().unwrap().wrapping_add(1);
+    for (seq, pointer, payload) in [(1, 2, b"a"), (2, 1, b"!")] {
+        let mut bytes = Vec::new();
+        let builder = segment(1, CLIENT_SEQ + seq).ack(ack).urg(pointer);
+        builder.write(&mut bytes, payload).unwrap();
+        server.receive(1, &bytes);
+        let urgent = stream.read_urgent();
+        match seq {
+            1 => assert_eq!(urgent.unwrap_err().kind(), ErrorKind::WouldBlock, "announced only"),
+            _ => assert_eq!(urgent.unwrap(), b'!'),
+        }
+    }
 }

@@ -181,14 +181,15 @@ impl TcpStream {
         })
     }
 
-    /// Takes the urgent byte (`MSG_OOB`).
+    /// Takes the urgent byte (`MSG_OOB`). Never waits for it, as in the kernel (`tcp_recv_urg`).
     ///
     /// # Errors
-    /// `InvalidInput` without one, `UnexpectedEof` if the peer's data ended before it; else as
-    /// [`peek`](Self::peek).
+    /// `InvalidInput` without one, `WouldBlock` if it is announced but has not arrived, `UnexpectedEof` if the peer's
+    /// data ended before it; else as [`peek`](Self::peek).
     pub fn read_urgent(&self) -> io::Result<u8> {
+        self.0.record_cpu();
         let byte =
-            self.0.reading(|tcp, socket, out| tcp.read_urgent(socket, ReadMode::Take, out))?;
+            self.0.call(|tcp, out| tcp.read_urgent(self.0.place.socket, ReadMode::Take, out))?;
         byte.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
