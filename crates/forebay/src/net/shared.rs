@@ -253,7 +253,10 @@ impl NetState {
         let config = SocketQueueConfig { id, rcvbuf, slots: SLOTS };
         let (queue, consumer) = open(config, &self.socket_counters, reader);
         // A socket must be in the directory before the table names it.
-        self.directory.enter(queue);
+        self.directory.enter(Arc::clone(&queue));
+        if self.has_ended() {
+            queue.end(); // `end` has looked through the directory before
+        }
         sockets.bindings.insert(binding);
         self.publish(&sockets);
         let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).return_handle();
@@ -403,7 +406,11 @@ impl NetState {
     /// wait for a neighbour.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
-        self.directory.queues().for_each(|queue| queue.end());
+        {
+            // A socket that is bound meanwhile is in the directory, or sees the end.
+            let _sockets = self.sockets();
+            self.directory.queues().for_each(|queue| queue.end());
+        }
         self.end_tcp();
         let mut dropped = Vec::new();
         self.devices.iter().for_each(|device| device.learned().close(&mut dropped));

@@ -310,6 +310,7 @@ mod tests {
     use forebay_stack::socket::SocketId;
     use forebay_stack::socket::queue::Enqueue;
     use forebay_stack::socket::table::Binding;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     use super::super::rig::{Recording, host, own_address};
     use super::super::{Net, NetConfig};
@@ -365,6 +366,20 @@ mod tests {
             assert!(socket.queue.take_refusal(), "as a reader does before the CPU's wake-up");
             socket.queue.wake_reader();
         }
+    }
+
+    /// No CPU wakes the readers of a socket that is bound after the end of the run.
+    #[test]
+    fn udp_11_end_reaches_late_sockets() {
+        let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+        state.end();
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(0), 53));
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        let socket = Endpoint::new(state, entry, wake, None);
+        let descriptor = socket.descriptor().unwrap();
+        let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+        assert_eq!(poll(&mut polled, Some(&Timespec::default())), Ok(1));
     }
 
     /// A socket is writable again once the CPU has memory whose send found none, whatever others have.
