@@ -323,7 +323,8 @@ pub(crate) struct StillWaits(pub(crate) bool);
 pub(crate) fn when_free(then: fn() -> StillWaits) -> Result<(), Errno> {
     static IS_WAITING: AtomicUsize = AtomicUsize::new(0);
     let this = forks() + 1;
-    if IS_WAITING.swap(this, Ordering::Relaxed) == this {
+    // AcqRel: the thread that waits looks for this waiter after it has set the 0 below.
+    if IS_WAITING.swap(this, Ordering::AcqRel) == this {
         return Ok(());
     }
     let known = prepared().as_ref().map(|prepared| Arc::clone(&prepared.engine_lock));
@@ -332,8 +333,11 @@ pub(crate) fn when_free(then: fn() -> StillWaits) -> Result<(), Errno> {
         if engine_lock.wait() {
             try_when_free(&engine_lock, then);
         }
-        IS_WAITING.store(0, Ordering::Relaxed);
-        if !is_running() {
+        IS_WAITING.swap(0, Ordering::AcqRel);
+        if is_running() {
+            // One that came behind the last look has relied on this thread.
+            then();
+        } else {
             // Another one that waits may have a listener.
             engine_lock.release();
         }
