@@ -38,6 +38,8 @@ pub(super) struct Host {
     network: NetworkLayer,
     identity: Identity,
     pub(super) pool: Pool,
+    /// Number of calls so far.
+    calls: u64,
     /// Connections that were told to be ready, and what for after the last call.
     readiness: Vec<(TcpSocket, Readiness)>,
     /// Sizes of the frames in which the packets of the last call left.
@@ -101,6 +103,7 @@ impl Host {
             network,
             identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
             pool: carve(region, &[share]).unwrap().remove(0),
+            calls: 0,
             readiness: Vec::new(),
             left_in: Vec::new(),
             large_pushes: 0,
@@ -153,9 +156,11 @@ impl Host {
         result
     }
 
-    /// Checks that the numbers by state are those of the connections.
-    fn check_levels(&self) {
-        if self.tcp.socket_count() > CHECKED_MAX {
+    /// Checks that the numbers by state are those of the connections. In long runs not after each call: a wrong number stays.
+    fn check_levels(&mut self) {
+        self.calls += 1;
+        let is_skipped = self.calls > 1000 && !self.calls.is_multiple_of(32);
+        if is_skipped || self.tcp.socket_count() > CHECKED_MAX {
             return;
         }
         let mut expected = BTreeMap::from([
@@ -217,7 +222,7 @@ impl Host {
 
 /// Readiness of a connection; `None` of other sockets.
 fn readiness_of(tcp: &Tcp, socket: TcpSocket) -> Option<Readiness> {
-    tcp.info(socket).ok()??;
+    tcp.flow(socket).ok()?;
     tcp.readiness(socket).ok()
 }
 
