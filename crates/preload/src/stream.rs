@@ -349,10 +349,11 @@ impl Stream {
         })
     }
 
-    /// Takes the urgent byte (`MSG_OOB`); `None` if the peer's data ended before it.
-    pub(crate) fn receive_urgent(&self) -> Result<Option<u8>, Errno> {
+    /// Takes the urgent byte (`MSG_OOB`), or only looks at it; `None` if the peer's data ended before it.
+    pub(crate) fn receive_urgent(&self, peek: bool) -> Result<Option<u8>, Errno> {
         self.check()?;
-        let byte = match self.tcp.read_urgent() {
+        let byte = if peek { self.tcp.peek_urgent() } else { self.tcp.read_urgent() };
+        let byte = match byte {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
             byte => byte.map(Some).map_err(|error| stream_errno(&error)),
         };

@@ -72,7 +72,11 @@ pub(super) fn receive_bytes(
         return Err(Errno::AGAIN);
     }
     if flags & libc::MSG_OOB != 0 {
-        let Some(byte) = stream.receive_urgent()? else { return Ok(0) };
+        let peek = flags & libc::MSG_PEEK != 0;
+        let Some(byte) = stream.receive_urgent(peek)? else { return Ok(0) };
+        if flags & libc::MSG_TRUNC != 0 {
+            return Ok(vectors.len_bytes().min(1));
+        }
         let mut filler = vectors.filler();
         filler.put(&[byte]);
         return Ok(filler.lens()?.0);

@@ -150,6 +150,7 @@ fn tcp_17_urgent_byte_is_not_awaited() {
         let builder = segment(1, CLIENT_SEQ + seq).ack(ack).urg(pointer);
         builder.write(&mut bytes, payload).unwrap();
         server.receive(1, &bytes);
+        assert_eq!(stream.peek_urgent().ok(), (seq == 2).then_some(b'!'));
         let urgent = stream.read_urgent();
         match seq {
             1 => assert_eq!(urgent.unwrap_err().kind(), ErrorKind::WouldBlock, "announced only"),

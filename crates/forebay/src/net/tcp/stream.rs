@@ -187,10 +187,15 @@ impl TcpStream {
     /// `InvalidInput` without one, `WouldBlock` if it is announced but has not arrived, `UnexpectedEof` if the peer's
     /// data ended before it; else as [`peek`](Self::peek).
     pub fn read_urgent(&self) -> io::Result<u8> {
-        self.0.record_cpu();
-        let byte =
-            self.0.call(|tcp, out| tcp.read_urgent(self.0.place.socket, ReadMode::Take, out))?;
-        byte.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        self.0.urgent(ReadMode::Take)
+    }
+
+    /// Reads the urgent byte without taking it (`MSG_OOB` with `MSG_PEEK`).
+    ///
+    /// # Errors
+    /// As [`read_urgent`](Self::read_urgent).
+    pub fn peek_urgent(&self) -> io::Result<u8> {
+        self.0.urgent(ReadMode::Peek)
     }
 
     /// Writes bytes with flags: others follow at once, or the last is urgent.
@@ -399,6 +404,12 @@ impl StreamState {
     ) -> io::Result<T> {
         self.record_cpu();
         self.wait_for(CallKind::Read, attempt)
+    }
+
+    fn urgent(&self, mode: ReadMode) -> io::Result<u8> {
+        self.record_cpu();
+        let byte = self.call(|tcp, out| tcp.read_urgent(self.place.socket, mode, out))?;
+        byte.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     fn write(&self, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {

@@ -65,17 +65,19 @@ def reads(connection, tell):
             say("wait all until the time-out", it.recv, 10, socket.MSG_WAITALL)
             say("readv of too many", os.readv, it.fileno(), [bytearray(1)] * 1025)
         tell("urgent")
+        say("urgent, peeked", urgent, it, socket.MSG_PEEK)
+        say("urgent, peeked and cut", lambda: it.recv(1, socket.MSG_OOB | socket.MSG_PEEK | socket.MSG_TRUNC)[1:])
         say("urgent", urgent, it)
         say("urgent again", it.recv, 1, socket.MSG_OOB)
         it.close()
         tell("close")
 
 
-def urgent(it):
+def urgent(it, flags=0):
     """The urgent byte, once it is there."""
     while True:
         try:
-            return it.recv(1, socket.MSG_OOB)
+            return it.recv(1, socket.MSG_OOB | flags)
         except OSError as error:
             assert error.errno in (errno.EINVAL, errno.EAGAIN), error
 
