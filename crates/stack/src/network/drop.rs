@@ -38,6 +38,8 @@ reasons! {
         Ipv6disabled = "ipv6disabled",
         /// An IPv6 extension header that is invalid or not accepted.
         Ipv6BadExthdr = "ipv6_bad_exthdr",
+        /// A neighbour message that came in fragments, or with the header of one (RFC 6980).
+        Ipv6NdiscFrag = "ipv6_ndisc_frag",
         /// A fragment of data that was already present.
         DupFrag = "dup_frag",
         /// Fragments of a datagram that overlap (RFC 5722).

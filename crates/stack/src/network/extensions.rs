@@ -20,8 +20,8 @@ const PADDING_MAX: usize = 7;
 /// Result of walking the extension headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Walked {
-    /// Reached the header of a protocol.
-    Protocol { protocol: u8, offset: usize },
+    /// Reached the header of a protocol, behind that of a fragment or not.
+    Protocol { protocol: u8, offset: usize, was_fragment: bool },
     /// Reached the header of a fragment.
     Fragment,
 }
@@ -82,7 +82,10 @@ pub(super) fn walk(
                 counters.in_delivers.add(1);
                 return Err(NetworkDrop::IpNoproto);
             }
-            protocol => return Ok(Walked::Protocol { protocol, offset }),
+            protocol => {
+                let was_fragment = progress.was_fragment;
+                return Ok(Walked::Protocol { protocol, offset, was_fragment });
+            }
         }
     }
 }

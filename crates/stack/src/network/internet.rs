@@ -47,6 +47,7 @@ impl NetworkLayer {
             offset: usize::from(packet.headers.network_offset) + usize::from(first & 0x0f) * 4,
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
             is_ipv6: false,
+            was_ipv6_fragment: false,
         };
         self.protocol(packet, &place, on, pool)
     }
@@ -76,8 +77,16 @@ impl NetworkLayer {
             walked = again.and_then(|ipv6| self.walk(&packet, &ipv6, progress));
         }
         match walked {
-            Ok(Walked::Protocol { protocol, offset }) => {
-                self.ipv6_protocol(packet, protocol, offset, on, pool)
+            Ok(Walked::Protocol { protocol, offset, was_fragment }) => {
+                let addresses = Wire::of(&packet).bytes.get(8..ipv6::FIXED_BYTES);
+                let place = TransportHeader {
+                    protocol,
+                    offset: usize::from(packet.headers.network_offset) + offset,
+                    pseudo_sum: Sum::of(addresses.unwrap_or_default()).plus_word(protocol.into()),
+                    is_ipv6: true,
+                    was_ipv6_fragment: was_fragment,
+                };
+                self.protocol(packet, &place, on, pool)
             }
             Ok(Walked::Fragment) => self.dropped(packet, NetworkDrop::Ipv6BadExthdr),
             Err(reason) => self.dropped(packet, reason),
@@ -91,26 +100,6 @@ impl NetworkLayer {
         progress: ExtensionProgress,
     ) -> Result<Walked, NetworkDrop> {
         extensions::walk(Wire::of(packet).bytes, ipv6, progress, &self.counters.ip6)
-    }
-
-    /// `ip6_protocol_deliver_rcu`, after the extension headers.
-    fn ipv6_protocol(
-        &mut self,
-        packet: Packet,
-        protocol: u8,
-        offset: usize,
-        on: &Identity,
-        pool: &mut Pool,
-    ) -> NetworkVerdict {
-        let bytes = Wire::of(&packet).bytes;
-        let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
-        let place = TransportHeader {
-            protocol,
-            offset: usize::from(packet.headers.network_offset) + offset,
-            pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
-            is_ipv6: true,
-        };
-        self.protocol(packet, &place, on, pool)
     }
 
     /// Adds a fragment to its datagram. Fragments that are dropped as a result go back to the pool.

@@ -261,6 +261,7 @@ impl NetworkLayer {
             | NetworkDrop::IpNoproto
             | NetworkDrop::Ipv6disabled
             | NetworkDrop::Ipv6BadExthdr
+            | NetworkDrop::Ipv6NdiscFrag
             | NetworkDrop::DupFrag
             | NetworkDrop::FragOverlap
             | NetworkDrop::FragInvalid

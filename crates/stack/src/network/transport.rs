@@ -1,9 +1,11 @@
 //! From the transport header on: delivery and answers.
 
+use std::net::IpAddr;
+
 use forebay_buf::Pool;
 use forebay_rx::packet::{Packet, Shape};
 use forebay_rx::parse::checksum::Sum;
-use forebay_rx::parse::{Checksum, Fragment, Headers, Transport};
+use forebay_rx::parse::{Checksum, Fragment, Headers, Transport, View};
 
 use super::icmp::{self, EchoAsked};
 use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, tcp, udp};
@@ -16,6 +18,8 @@ pub(super) struct TransportHeader {
     /// Sum of the pseudo-header without its length: addresses and protocol.
     pub(super) pseudo_sum: Sum,
     pub(super) is_ipv6: bool,
+    /// True if it came in fragments over IPv6, or with the header of one.
+    pub(super) was_ipv6_fragment: bool,
 }
 
 /// Bytes of a packet from its transport header on, delimited by the IP header.
@@ -160,6 +164,10 @@ impl NetworkLayer {
         match tcp::receive(&segment) {
             Ok((len, header_len)) => {
                 place.describe(&mut packet.headers, Transport::Tcp, len, header_len);
+                if is_syn_from_mapped(&packet.view()) {
+                    self.counters.ip6.in_hdr_errors.add(1);
+                    return self.dropped(packet, NetworkDrop::IpInvalidSource);
+                }
                 NetworkVerdict::Segment(packet)
             }
             Err(reason) => self.dropped(packet, reason),
@@ -202,6 +210,10 @@ impl NetworkLayer {
                 NetworkVerdict::Answer(packet)
             }
             Ok(EchoAsked::Nothing) if place.is_ipv6 && on.is_whole_host && of_neighbours => {
+                if place.was_ipv6_fragment {
+                    // `ndisc_suppress_frag_ndisc`: filters on the way do not look behind that header.
+                    return self.dropped(packet, NetworkDrop::Ipv6NdiscFrag);
+                }
                 match ndisc::receive(&mut packet, place.offset, on) {
                     Ok(heard) => NetworkVerdict::Heard(packet, heard),
                     Err(reason) => self.dropped(packet, reason),
@@ -214,6 +226,16 @@ impl NetworkLayer {
             },
         }
     }
+}
+
+/// True if a connection would be opened from an IPv4 address inside IPv6 (`tcp_v6_conn_request`): applications would take
+/// its peer for one over IPv4.
+fn is_syn_from_mapped(view: &View<'_>) -> bool {
+    const SYN: u16 = 0x02;
+    const ACK: u16 = 0x10;
+    let is_mapped = |source| matches!(source, IpAddr::V6(it) if it.to_ipv4_mapped().is_some());
+    view.source().is_some_and(is_mapped)
+        && view.tcp_flags().is_some_and(|flags| flags & (SYN | ACK) == SYN)
 }
 
 /// Copies a chain into one frame, so that the packet can be validated and answered in place; the

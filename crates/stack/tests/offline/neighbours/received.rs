@@ -167,3 +167,42 @@ fn promise_8_fragments_expire_without_packets() {
     pool.collect();
     assert_eq!((stack.sleep_max_ns(), pool.in_use()), (None, 0));
 }
+
+/// A neighbour message behind a fragment header with this place and flag.
+fn behind_fragment_header(bytes: &[u8], place: u16, data: Range<usize>) -> Vec<u8> {
+    let (headers, message) = bytes.split_at(54);
+    let message = &message[data];
+    let mut headers = headers.to_vec();
+    headers[18..20].copy_from_slice(&u16::try_from(message.len() + 8).unwrap().to_be_bytes());
+    headers[20] = 44;
+    let [high, low] = place.to_be_bytes();
+    [headers.as_slice(), &[58, 0, high, low, 0, 0, 0, 7], message].concat()
+}
+
+/// RFC 6980, section 5 (`ndisc_suppress_frag_ndisc`): filters on the way do not look behind the header of a fragment.
+#[test]
+fn promise_13_fragmented_neighbour_messages_ignored() {
+    let mut pool = pool(8);
+    let counters = Arc::new(NetworkCounters::default());
+    let mut network = NetworkLayer::new(NetworkConfig::default(), Arc::clone(&counters));
+    for bytes in [solicitation().bytes(), advertisement(true, true).bytes()] {
+        let len = bytes.len() - 54;
+        let atomic = vec![behind_fragment_header(&bytes, 0, 0..len)];
+        let parts = [(1, 0..24), (24, 24..len)];
+        let two = parts.map(|(place, data)| behind_fragment_header(&bytes, place, data)).to_vec();
+        for fragments in [atomic, two] {
+            let before = counters.drops.get(NetworkDrop::Ipv6NdiscFrag);
+            for fragment in fragments {
+                let packet = packet(&mut pool, &fragment);
+                match network.receive(packet, &identity(), 0, &mut pool) {
+                    NetworkVerdict::Dropped(packet, NetworkDrop::Ipv6NdiscFrag) => {
+                        pool.put(packet.frame);
+                    }
+                    NetworkVerdict::Kept => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(counters.drops.get(NetworkDrop::Ipv6NdiscFrag), before + 1);
+        }
+    }
+}

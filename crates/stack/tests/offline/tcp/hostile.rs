@@ -1,10 +1,12 @@
 //! Segments of a stranger who sees the connection.
 
+use forebay_stack::network::{NetworkDrop, Prefix};
 use forebay_stack::tcp::TcpConfig;
 use proptest::prelude::*;
 
 use super::forged::{Forged, bytes_of};
-use super::pair::{Faults, Pair};
+use super::pair::{Faults, Host, Pair};
+use super::reuseport::{begin, listen, settle};
 
 prop_compose! {
     fn near()(kind in 0..6, small in -3000_i32..3000, any: i32) -> i32 {
@@ -56,4 +58,23 @@ proptest! {
         pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
         pair.check_rest();
     }
+}
+
+/// Applications would take its peer for one over IPv4 (`tcp_v6_conn_request`).
+#[test]
+fn promise_13_syn_from_mapped_address_dropped() {
+    let mut pair = Pair::new(1, Faults::default(), [TcpConfig::default(); 2]);
+    for (host, address) in pair.hosts.iter_mut().zip(["::ffff:10.1.2.3", "fd00::1"]) {
+        host.address = address.parse().unwrap();
+        host.identity.addresses[0] = Prefix { address: host.address, bits: 64 };
+    }
+    let listener = listen(&mut pair, None);
+    begin(&mut pair);
+    settle(&mut pair);
+    let Host { tcp, network, .. } = &mut pair.hosts[1];
+    assert!(tcp.accept(listener).is_err());
+    assert_eq!(tcp.counters().passive_opens.get() + tcp.counters().out_segs.get(), 0);
+    let counters = network.counters();
+    assert!(counters.drops.get(NetworkDrop::IpInvalidSource) > 0);
+    assert_eq!(counters.ip6.in_hdr_errors.get(), counters.drops.total());
 }

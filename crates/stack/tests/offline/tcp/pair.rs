@@ -35,8 +35,8 @@ pub(super) struct Host {
     hasher: FlowHasher,
     /// CPU that segments are processed on.
     pub(super) cpu: CpuId,
-    network: NetworkLayer,
-    identity: Identity,
+    pub(super) network: NetworkLayer,
+    pub(super) identity: Identity,
     pub(super) pool: Pool,
     /// Number of calls so far.
     calls: u64,
