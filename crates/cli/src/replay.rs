@@ -38,6 +38,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let seed = seed(args);
     let plan = plan(args, seed)?;
     let cpus = plan.engine.cpus.clone();
+    let changes_at: Vec<u64> = plan.engine.script.changes().iter().map(|it| it.frame).collect();
     let config = args.control.read()?;
     let replay = Replay::open(plan)?;
     let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
@@ -56,6 +57,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };
+    if !result.interrupted {
+        warn_of_late(&changes_at, result.report.path.packets_in);
+    }
     let drawn = match (plots, &result.report.timeline) {
         (Some(plots), Some(timeline)) => plots.draw(timeline),
         _ => Ok(()),
@@ -85,6 +89,16 @@ fn drawn_seed() -> u64 {
     const JSON_BITS: u32 = 53;
     let bits = sys::random_key().first_chunk().copied().map_or(1, u64::from_le_bytes);
     bits >> (u64::BITS - JSON_BITS)
+}
+
+/// Warns of scripted changes that were for frames behind the last one.
+fn warn_of_late(changes_at: &[u64], frames: u64) {
+    let count = changes_at.iter().filter(|frame| **frame > frames).count() as u64;
+    if count > 0 {
+        let late = table::counted(count, "scripted change");
+        let frames = table::counted(frames, "frame");
+        warn!("{late} not made: the input ended after {frames}");
+    }
 }
 
 /// Prints a report, and reports failures.

@@ -116,8 +116,11 @@ impl Control {
     /// and is an invalid number.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// As [`write`](Self::write); `EINVAL` of several lines, of which a knob would read the first.
     pub fn echo(&self, path: &str, line: &str) -> Result<Written, Refused> {
+        if line.contains('\n') {
+            return Err(Refused::new(Errno::Inval, "it takes one line"));
+        }
         self.write(path, &format!("{line}\n"))
     }
 

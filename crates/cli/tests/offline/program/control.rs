@@ -380,6 +380,10 @@ fn config_error_names_its_line() {
         ("\n[knobs]\nrps_cpu = 1\n", "c.toml:3: rps_cpu cannot be \"1\": there is no knob"),
         ("[knobs.rx-9]\nrps_cpus = 1\n", "c.toml:2: rx-9/rps_cpus cannot be \"1\": there is no"),
         ("[knobs]\nmtu\n", "c.toml:2: "),
+        (
+            "[knobs]\nmtu = \"1400\\n9\"\n",
+            "c.toml:2: mtu cannot be \"1400\\n9\": it takes one line",
+        ),
         ("[other]\n", "c.toml:1: there are only the tables [run] and [knobs]"),
     ] {
         fs::write(dir.path("c.toml"), text).unwrap();

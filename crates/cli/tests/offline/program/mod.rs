@@ -364,6 +364,21 @@ fn impossible_script_change_is_reported() {
 }
 
 #[test]
+fn changes_behind_the_input_are_told() {
+    let replay = "replay --deterministic --cpus 2 --synthetic flows=4,frames=100";
+    for (changes, told) in [
+        ("--at 50:rps_cpus=1 --at 100:rps_cpus=3", ""),
+        ("--at 101:rps_cpus=3", "1 scripted change not made: the input ended after 100 frames"),
+        ("--at 5000:rps_cpus=3 --at 6000:rps_cpus=1", "2 scripted changes not made"),
+    ] {
+        let run = WorkDir::new().run(&format!("{replay} {changes}"));
+        assert_eq!(run.code, Some(0), "{}", run.told);
+        assert_eq!(run.told.is_empty(), told.is_empty(), "{changes}: {}", run.told);
+        assert!(run.told.contains(told), "{changes}: {}", run.told);
+    }
+}
+
+#[test]
 fn options_change_only_what_named() {
     let dir = WorkDir::new();
     dir.write_one_flow("f.pcap", 100);
