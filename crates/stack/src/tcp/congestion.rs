@@ -99,6 +99,8 @@ impl Congestion {
             Stage::FirstSlowStart(hystart) => {
                 if is_slow_start && hystart.sample(rtt_us, is_new_round) == SlowStart::IsOver {
                     self.ssthresh = self.cwnd;
+                    // The later ones, after a pause, go on up to there (RFC 9406, section 4.3).
+                    self.stage = Stage::Later(Box::default());
                 }
             }
             Stage::Later(cubic) => cubic.sample(rtt_us, ms(now_us)),
@@ -355,6 +357,27 @@ mod tests {
         congestion.set(congestion.ssthresh);
         let windows = rounds(&mut congestion, 1_000_000, 20);
         assert!(windows[19] >= 7 + 20 * 3 / 10, "alpha is about 0.53: {windows:?}");
+    }
+
+    /// HyStart++ ends the first slow start only (RFC 9406, section 4.3; RFC 5681, section 4.1).
+    #[test]
+    fn tcp_25_later_slow_starts_are_whole() {
+        for algorithm in [Algorithm::NewReno, Algorithm::Cubic] {
+            let mut congestion = Congestion::new(algorithm);
+            congestion.cwnd = 40;
+            for (round, rtt_us) in [10_000].into_iter().chain([20_000; 6]).enumerate() {
+                let now_us = 1_000_000 * round as u64;
+                (0..8).for_each(|at| congestion.sample_round_trip(rtt_us, at == 0, now_us));
+            }
+            assert_eq!(congestion.ssthresh, 40, "the first one is over");
+            congestion.acknowledged(8, 8_000_000, 20_000);
+            // After pauses (`restart_after_idle`).
+            for pause in 0..300 {
+                congestion.cwnd = 10;
+                congestion.sample_round_trip(10_000, true, 9_000_000 + pause);
+                assert_eq!(congestion.ssthresh, 40, "{algorithm:?}: what the path took before");
+            }
+        }
     }
 
     /// Acknowledges 18 segments in 18 ms, and another one 40 ms after the first. Returns the windows then.

@@ -142,8 +142,10 @@ counters! {
     loss_probe_recovery = "TCPLossProbeRecovery",
     /// Time-outs found to be spurious.
     spurious_rtos = "TCPSpuriousRTOs",
-    /// Windows restored by timestamps or duplicates.
+    /// Windows restored by timestamps or duplicates after a fast retransmission.
     full_undo = "TCPFullUndo",
+    /// Windows restored after a time-out.
+    loss_undo = "TCPLossUndo",
     /// Windows restored by D-SACK.
     dsack_undo = "TCPDSACKUndo",
     /// D-SACKs sent for bytes received before.

@@ -140,7 +140,8 @@ impl Connection {
         let is_fin_acked = self.is_fin_acked();
         match self.state {
             State::SynReceived => {
-                self.send.window = u32::from(segment.window) << self.agreed.send_scale();
+                // Of a SYN-ACK that crosses ours it is not scaled (RFC 7323, section 2.2).
+                self.send.window = self.scaled_window(segment);
                 self.send.max_window = self.send.max_window.max(self.send.window);
                 self.send.window_seq = segment.seq;
                 self.set_mss(cx.config);

@@ -11,7 +11,9 @@ impl Connection {
     pub(super) fn undo_recovery(&mut self, facts: &AckFacts, cx: &mut Context<'_>) -> bool {
         if self.may_undo(facts) {
             self.undo_reduction(false);
-            cx.counters.full_undo.add(1);
+            let counters = cx.counters;
+            let is_loss = self.recovery.phase == Phase::Loss;
+            if is_loss { &counters.loss_undo } else { &counters.full_undo }.add(1);
         } else {
             self.recovery.rack.note_recovery();
         }
@@ -67,7 +69,7 @@ impl Connection {
             return false;
         }
         self.undo_reduction(true);
-        cx.counters.full_undo.add(1);
+        cx.counters.loss_undo.add(1);
         if by_frto {
             cx.counters.spurious_rtos.add(1);
         }

@@ -356,9 +356,11 @@ impl Connection {
             // Rounded up, or a window of full size would never be announced.
             return free.div_ceil(1 << scale) << scale;
         }
+        // The threshold may be below a segment: then so is the window, as none would be announced else.
+        let segment = segment.min(self.receive.buffer.threshold).max(1);
         let window = self.receive.window;
         if window + segment <= free || window > free {
-            free / segment.max(1) * segment.max(1)
+            free / segment * segment
         } else if segment == full && free > window + full / 2 {
             free
         } else {

@@ -39,14 +39,7 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        let is_refused = match self.sockets.at(listener).map(|entry| &entry.kind) {
-            Some(Kind::Listener(listener)) => is_too_far(&packet, listener.options.min_ttl),
-            _ => false,
-        };
-        if is_refused {
-            self.counters.min_ttl_drop.add(1);
-        }
-        if segment.has(Flags::RST) || is_refused {
+        if segment.has(Flags::RST) || self.is_too_far_for(listener, Some(&packet)) {
             out.pool.put(packet.frame);
             return Answer::None;
         }
@@ -62,6 +55,20 @@ impl Tcp {
             out.pool.put(packet.frame);
         }
         Answer::None
+    }
+
+    /// True if a segment comes from farther away than a listener permits (`IP_MINTTL`); counts it.
+    pub(super) fn is_too_far_for(&self, listener: u32, packet: Option<&Packet>) -> bool {
+        let is_too_far = match (self.sockets.at(listener).map(|entry| &entry.kind), packet) {
+            (Some(Kind::Listener(listener)), Some(packet)) => {
+                is_too_far(packet, listener.options.min_ttl)
+            }
+            _ => false,
+        };
+        if is_too_far {
+            self.counters.min_ttl_drop.add(1);
+        }
+        is_too_far
     }
 
     /// Begins the handshake of a SYN, or answers it by a cookie, or drops it.

@@ -192,6 +192,9 @@ impl Tcp {
         let Some(listener) = self.listeners.find(&hashed, out.cpu) else {
             return self.acknowledge_in_time_wait(at, out);
         };
+        if self.is_too_far_for(listener, packet.as_ref()) {
+            return;
+        }
         let Some(entry) = self.time_waits.at(at) else { return };
         let sequence = entry.send_next + SEQUENCE_GAP;
         self.drop_time_wait(at);

@@ -1,12 +1,16 @@
 //! Segments of a stranger who sees the connection.
 
 use forebay_stack::network::{NetworkDrop, Prefix};
-use forebay_stack::tcp::TcpConfig;
+use forebay_stack::tcp::{State, TcpConfig, TcpError, TcpOptions};
 use proptest::prelude::*;
 
-use super::forged::{Forged, bytes_of};
-use super::pair::{Faults, Host, Pair};
-use super::reuseport::{begin, listen, settle};
+use super::forged::{Forged, bytes_of, say};
+use super::pair::{Faults, Host, MTU, Pair};
+use super::reuseport::{accepted, begin, listen, settle};
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const ACK: u8 = 16;
 
 prop_compose! {
     fn near()(kind in 0..6, small in -3000_i32..3000, any: i32) -> i32 {
@@ -77,4 +81,48 @@ fn promise_13_syn_from_mapped_address_dropped() {
     let counters = network.counters();
     assert!(counters.drops.get(NetworkDrop::IpInvalidSource) > 0);
     assert_eq!(counters.ip6.in_hdr_errors.get(), counters.drops.total());
+}
+
+/// RFC 7323, section 2.2.
+#[test]
+fn tcp_5_crossed_window_is_not_scaled() {
+    let mut pair = lone();
+    let socket = pair.hosts[1].tcp.socket().unwrap();
+    let ends = (pair.address(1, 80), pair.address(0, 1000));
+    let begun = pair.call(1, |tcp, out| tcp.connect(socket, ends, MTU, out));
+    assert_eq!(begun, Err(TcpError::InProgress));
+    let seq = pair.last[1].0;
+    // MSS 1460, scale 10.
+    let options = vec![2, 4, 5, 0xb4, 3, 3, 10];
+    let syn = Forged { window: 5000, options: options.clone(), ..Forged::plain(SYN, 0) };
+    say(&mut pair, 1000, &syn, (0, 0)).unwrap();
+    let syn_ack = Forged { window: 5000, options, ..Forged::plain(SYN | ACK, 0) };
+    say(&mut pair, 1000, &syn_ack, (0, seq.wrapping_add(1)));
+    let info = pair.hosts[1].tcp.info(socket).unwrap().unwrap();
+    assert_eq!((info.state, info.send_window_bytes), (State::Established, 5000));
+}
+
+/// A SYN that reopens a connection in TIME-WAIT is one to the listener (`IP_MINTTL`).
+#[test]
+fn tcp_17_far_syn_reopens_nothing() {
+    let mut pair = lone();
+    let listener = listen(&mut pair, None);
+    let (seq, _) = say(&mut pair, 1000, &Forged::plain(SYN, 0), (0, 0)).unwrap();
+    say(&mut pair, 1000, &Forged::plain(ACK, 0), (1, seq.wrapping_add(1)));
+    let server = accepted(&mut pair, listener)[0];
+    let options = pair.hosts[1].tcp.options(listener).unwrap();
+    let options = TcpOptions { min_ttl: 255, ..options };
+    pair.call(1, |tcp, out| tcp.set_options(listener, options, out)).unwrap();
+    pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+    say(&mut pair, 1000, &Forged::plain(FIN | ACK, 0), (1, seq.wrapping_add(2)));
+    assert_eq!(pair.hosts[1].tcp.time_wait_count(), 1);
+    // Its TTL is 64.
+    assert_eq!(say(&mut pair, 1000, &Forged::plain(SYN, 0), (100_000, 0)), None);
+    let tcp = &pair.hosts[1].tcp;
+    assert_eq!((tcp.time_wait_count(), tcp.counters().min_ttl_drop.get()), (1, 1));
+}
+
+/// Two hosts of which nobody hears the other.
+fn lone() -> Pair {
+    Pair::new(1, Faults { loss: 100, ..Faults::default() }, [TcpConfig::default(); 2])
 }

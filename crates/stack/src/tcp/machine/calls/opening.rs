@@ -246,8 +246,7 @@ impl Tcp {
         self.memory.replace(charge, Charge::default());
     }
 
-    /// Flow that no connection has, with a local port of its own (RFC 6056, algorithm 4). One in
-    /// TIME-WAIT is used again only if the caller chose the port.
+    /// Flow that no connection has, not in TIME-WAIT either, with a local port of its own (RFC 6056, algorithm 4).
     fn free_flow(&mut self, local: SocketAddr, theirs: SocketAddr) -> Result<Flow, TcpError> {
         let flow = |port| Flow { ours: SocketAddr::new(local.ip(), port), theirs };
         if local.port() != 0 {
