@@ -1,6 +1,6 @@
 //! Calls on descriptors: close, dup, fcntl, ioctl.
 
-use std::ffi::{c_int, c_uint, c_ulong};
+use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
@@ -59,8 +59,9 @@ fn close_ours(fd: c_int) -> Result<(), Errno> {
     // Calls of other threads that no longer find the socket fail.
     make_unusable(fd);
     let socket = table::remove_closing(fd);
+    let next = next!(syscall(c_long, c_int) -> c_long);
     // SAFETY: the call touches no memory, and the program closes the descriptor.
-    let result = unsafe { libc::syscall(libc::SYS_close, fd) };
+    let result = unsafe { next(libc::SYS_close, fd) };
     let closed = if result == 0 { Ok(()) } else { Err(last_error()) };
     socket.into_iter().for_each(Socket::let_go);
     closed

@@ -31,8 +31,8 @@ macro_rules! next {
             };
         let address = crate::abi::next::resolve(&FOUND, NAME);
         // SAFETY: the address is not null, and is that of the C library's function of this name, which has this
-        // type. fcntl and ioctl are variadic: on x86-64 and AArch64 Linux one more integer argument is passed as
-        // that of a function that names it.
+        // type. fcntl, ioctl and syscall are variadic: on x86-64 and AArch64 Linux further integer arguments are passed as
+        // those of a function that names them.
         unsafe {
             std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>(address)
         }

@@ -9,7 +9,7 @@ use libc::socklen_t;
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{address, answer_int, is_nowhere, lacking};
+use super::{address, answer_int, is_nowhere, keeping_errno, lacking};
 use crate::option::SocketOption;
 use crate::socket::Socket;
 use crate::stream::Stream;
@@ -84,8 +84,9 @@ pub unsafe extern "C" fn setsockopt(
     }
     match &*socket {
         Socket::Udp(udp) if option == SocketOption::of_udp(UDP_CORK) => udp.adopt_cork(),
-        Socket::Udp(udp) => udp.adopt_settings(),
-        Socket::Listener(listener) => listener.adopt_option(option),
+        // They ask for options that one of the families lacks.
+        Socket::Udp(udp) => keeping_errno(|| udp.adopt_settings()),
+        Socket::Listener(listener) => keeping_errno(|| listener.adopt_option(option)),
         Socket::Stream(_) if is_timeout(option) => {}
         Socket::Stream(stream) => {
             if let Err(error) = stream.adopt_option(option) {

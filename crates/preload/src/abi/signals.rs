@@ -369,12 +369,14 @@ unsafe fn set_handler(signal: c_int, handler: sighandler_t, flags: c_int) -> sig
     if result == 0 { before.sa_sigaction } else { libc::SIG_ERR }
 }
 
-/// Ignores the signal of a pipe or a socket that nobody reads (SIGPIPE).
-pub(crate) fn ignore_broken_pipes() {
+/// Ignores the signals that ask a process to end, and that of a pipe or a socket that nobody reads: it ends already.
+pub(crate) fn ignore_ends() {
     let mut ignored = zeroed_action();
     ignored.sa_sigaction = libc::SIG_IGN;
-    // SAFETY: the structure outlives the call.
-    unsafe { next_sigaction()(libc::SIGPIPE, &raw const ignored, std::ptr::null_mut()) };
+    for signal in [libc::SIGPIPE, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: the structure outlives the call.
+        unsafe { next_sigaction()(signal, &raw const ignored, std::ptr::null_mut()) };
+    }
 }
 
 fn next_sigaction() -> unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int {

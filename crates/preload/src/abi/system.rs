@@ -1,6 +1,6 @@
 //! System calls that the safe modules need. They go to the kernel directly, not through the exported functions.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_long, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -11,6 +11,7 @@ use forebay_sys::hidden;
 use rustix::io::Errno;
 
 use super::last_error;
+use super::next::next;
 use crate::option::SocketOption;
 
 /// Longest value of an option that is copied: the name of an algorithm (`TCP_CA_NAME_MAX`), `struct linger`.
@@ -247,8 +248,9 @@ pub(crate) fn is_ipv6(socket: BorrowedFd<'_>) -> bool {
 /// Puts another file at a descriptor of the program (`dup3`).
 pub(crate) fn replace(at: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result<(), Errno> {
     let flags = if is_cloexec { libc::O_CLOEXEC } else { 0 };
+    let next = next!(syscall(c_long, c_int, c_int, c_int) -> c_long);
     // SAFETY: the call touches no memory. The program owns the descriptor, and has asked for another socket at it.
-    let result = unsafe { libc::syscall(libc::SYS_dup3, by.as_raw_fd(), at, flags) };
+    let result = unsafe { next(libc::SYS_dup3, by.as_raw_fd(), at, flags) };
     if result < 0 { Err(last_error()) } else { Ok(()) }
 }
 
@@ -278,8 +280,9 @@ pub(crate) fn copy_signals(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
 /// Closes a descriptor whose owner is forgotten, not dropped.
 pub(crate) fn close_forgotten(descriptor: BorrowedFd<'_>) {
     hidden::reveal(descriptor);
+    let next = next!(syscall(c_long, c_int) -> c_long);
     // SAFETY: the call touches no memory. Who calls it forgets the owner, so that it is closed once.
-    unsafe { libc::syscall(libc::SYS_close, descriptor.as_raw_fd()) };
+    unsafe { next(libc::SYS_close, descriptor.as_raw_fd()) };
 }
 
 /// True if the program has signal handlers, and all of them have `SA_RESTART`.

@@ -369,8 +369,8 @@ pub(crate) fn finish() {
         return;
     }
     control::remove();
-    // What threads and handlers write from now on must not end the process in another way.
-    abi::ignore_broken_pipes();
+    // What threads and handlers write, and who asks once more, must not end the process in another way.
+    abi::ignore_ends();
     let Ok(runtime) = running() else { return };
     if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
         return;

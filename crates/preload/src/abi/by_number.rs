@@ -1,0 +1,69 @@
+//! System calls by their number (`syscall`): libuv, and so Node.js and uvloop, closes descriptors in this way.
+
+use std::ffi::{c_int, c_long, c_uint};
+use std::ptr::with_exposed_provenance_mut;
+
+use super::descriptors::{close, close_range, dup, dup3};
+use super::messages::recvmmsg;
+use super::next::next;
+use super::receive::read;
+use super::send::{sendmmsg, write};
+
+/// Makes calls on descriptors as the functions of their names. All others go to the kernel.
+///
+/// # Safety
+/// As `syscall(2)`. It is variadic in C: on x86-64 and AArch64 Linux up to six integers are passed as to this function, whose
+/// further ones are then not used.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as the kernel")]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    let fd = a as c_int;
+    match number {
+        // SAFETY: the caller's promise, here and below.
+        libc::SYS_close => unsafe { close(fd) }.into(),
+        libc::SYS_close_range => {
+            // SAFETY: as above.
+            unsafe { close_range(a as c_uint, b as c_uint, c as c_int) }.into()
+        }
+        // SAFETY: as above.
+        libc::SYS_dup => unsafe { dup(fd) }.into(),
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2 => unsafe { super::descriptors::dup2(fd, b as c_int) }.into(),
+        // SAFETY: as above.
+        libc::SYS_dup3 => unsafe { dup3(fd, b as c_int, c as c_int) }.into(),
+        // SAFETY: as above.
+        libc::SYS_read => unsafe {
+            read(fd, with_exposed_provenance_mut(b as usize), c as usize) as c_long
+        },
+        // SAFETY: as above.
+        libc::SYS_write => unsafe {
+            write(fd, with_exposed_provenance_mut(b as usize), c as usize) as c_long
+        },
+        libc::SYS_recvmmsg => {
+            let headers = with_exposed_provenance_mut(b as usize);
+            let timeout = with_exposed_provenance_mut(e as usize);
+            // SAFETY: as above.
+            unsafe { recvmmsg(fd, headers, c as c_uint, d as c_int, timeout) }.into()
+        }
+        libc::SYS_sendmmsg => {
+            let headers = with_exposed_provenance_mut(b as usize);
+            // SAFETY: as above.
+            unsafe { sendmmsg(fd, headers, c as c_uint, d as c_int) }.into()
+        }
+        _ => {
+            let next =
+                next!(syscall(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long);
+            // SAFETY: as above.
+            unsafe { next(number, a, b, c, d, e, f) }
+        }
+    }
+}
