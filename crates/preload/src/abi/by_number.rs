@@ -3,13 +3,15 @@
 use std::ffi::{c_int, c_long, c_uint};
 use std::ptr::with_exposed_provenance_mut;
 
-use super::descriptors::{close, close_range, dup, dup3};
+use super::descriptors::{close, close_range, dup, dup3, is_hidden};
 use super::messages::recvmmsg;
 use super::next::next;
 use super::receive::read;
 use super::send::{sendmmsg, write};
+use crate::table;
 
-/// Makes calls on descriptors as the functions of their names. All others go to the kernel.
+/// Makes calls on descriptors of ours as the functions of their names. All others go to the kernel, where they are no points
+/// of cancellation.
 ///
 /// # Safety
 /// As `syscall(2)`. It is variadic in C: on x86-64 and AArch64 Linux up to six integers are passed as to this function, whose
@@ -26,9 +28,10 @@ pub unsafe extern "C" fn syscall(
     f: c_long,
 ) -> c_long {
     let fd = a as c_int;
+    let may_be_ours = || table::may_be_ours(fd) || is_hidden(fd);
     match number {
         // SAFETY: the caller's promise, here and below.
-        libc::SYS_close => unsafe { close(fd) }.into(),
+        libc::SYS_close if may_be_ours() => unsafe { close(fd) }.into(),
         libc::SYS_close_range => {
             // SAFETY: as above.
             unsafe { close_range(a as c_uint, b as c_uint, c as c_int) }.into()
@@ -41,20 +44,20 @@ pub unsafe extern "C" fn syscall(
         // SAFETY: as above.
         libc::SYS_dup3 => unsafe { dup3(fd, b as c_int, c as c_int) }.into(),
         // SAFETY: as above.
-        libc::SYS_read => unsafe {
+        libc::SYS_read if may_be_ours() => unsafe {
             read(fd, with_exposed_provenance_mut(b as usize), c as usize) as c_long
         },
         // SAFETY: as above.
-        libc::SYS_write => unsafe {
+        libc::SYS_write if may_be_ours() => unsafe {
             write(fd, with_exposed_provenance_mut(b as usize), c as usize) as c_long
         },
-        libc::SYS_recvmmsg => {
+        libc::SYS_recvmmsg if may_be_ours() => {
             let headers = with_exposed_provenance_mut(b as usize);
             let timeout = with_exposed_provenance_mut(e as usize);
             // SAFETY: as above.
             unsafe { recvmmsg(fd, headers, c as c_uint, d as c_int, timeout) }.into()
         }
-        libc::SYS_sendmmsg => {
+        libc::SYS_sendmmsg if may_be_ours() => {
             let headers = with_exposed_provenance_mut(b as usize);
             // SAFETY: as above.
             unsafe { sendmmsg(fd, headers, c as c_uint, d as c_int) }.into()

@@ -84,8 +84,7 @@ pub unsafe extern "C" fn setsockopt(
     }
     match &*socket {
         Socket::Udp(udp) if option == SocketOption::of_udp(UDP_CORK) => udp.adopt_cork(),
-        // They ask for options that one of the families lacks.
-        Socket::Udp(udp) => keeping_errno(|| udp.adopt_settings()),
+        Socket::Udp(udp) => udp.adopt_settings(),
         Socket::Listener(listener) => keeping_errno(|| listener.adopt_option(option)),
         Socket::Stream(_) if is_timeout(option) => {}
         Socket::Stream(stream) => {

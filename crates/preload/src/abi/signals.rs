@@ -369,15 +369,42 @@ unsafe fn set_handler(signal: c_int, handler: sighandler_t, flags: c_int) -> sig
     if result == 0 { before.sa_sigaction } else { libc::SIG_ERR }
 }
 
-/// Ignores the signals that ask a process to end, and that of a pipe or a socket that nobody reads: it ends already.
-pub(crate) fn ignore_ends() {
+/// Signals by which a process is asked to end.
+const ENDS: [c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+
+/// Acts in a process that ends already: who asks for that once more does not end it at once, unless the program has
+/// handlers of its own. From then on the signal of a pipe or a socket that nobody reads is ignored (SIGPIPE).
+pub(crate) fn ending<T>(act: impl FnOnce() -> T) -> T {
+    let set = |signal, action: &Action| {
+        let mut before = zeroed_action();
+        // SAFETY: the structures outlive the call.
+        unsafe { next_sigaction()(signal, &raw const *action, &raw mut before) };
+        before
+    };
     let mut ignored = zeroed_action();
     ignored.sa_sigaction = libc::SIG_IGN;
-    for signal in [libc::SIGPIPE, libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
-        // SAFETY: the structure outlives the call.
-        unsafe { next_sigaction()(signal, &raw const ignored, std::ptr::null_mut()) };
+    set(libc::SIGPIPE, &ignored);
+    // A handler, which programs that are started meanwhile do not inherit.
+    let mut passed_over = zeroed_action();
+    passed_over.sa_flags = libc::SA_RESTART;
+    passed_over.sa_sigaction = pass_over as extern "C" fn(c_int) as libc::sighandler_t;
+    let before = ENDS.map(|signal| {
+        let before = set(signal, &passed_over);
+        if before.sa_sigaction != libc::SIG_DFL {
+            set(signal, &before);
+        }
+        before
+    });
+    let result = act();
+    for (signal, before) in ENDS.into_iter().zip(before) {
+        if before.sa_sigaction == libc::SIG_DFL {
+            set(signal, &before);
+        }
     }
+    result
 }
+
+extern "C" fn pass_over(_: c_int) {}
 
 fn next_sigaction() -> unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int {
     next!(sigaction(c_int, *const Action, *mut Action) -> c_int)

@@ -328,7 +328,10 @@ pub(crate) fn when_free(then: fn() -> StillWaits) -> Result<(), Errno> {
         return Ok(());
     }
     let known = prepared().as_ref().map(|prepared| Arc::clone(&prepared.engine_lock));
-    let engine_lock = known.or_else(inherited).ok_or(Errno::NODEV)?;
+    let Some(engine_lock) = known.or_else(inherited) else {
+        IS_WAITING.store(0, Ordering::Relaxed);
+        return Err(Errno::NODEV);
+    };
     let wait = move || {
         if engine_lock.wait() {
             try_when_free(&engine_lock, then);
@@ -342,7 +345,9 @@ pub(crate) fn when_free(then: fn() -> StillWaits) -> Result<(), Errno> {
             engine_lock.release();
         }
     };
-    with_all_blocked(|| told(spawn("forebay-lock", wait)))
+    let waiting = with_all_blocked(|| told(spawn("forebay-lock", wait)));
+    // The next call tries again.
+    waiting.inspect_err(|_| IS_WAITING.store(0, Ordering::Relaxed))
 }
 
 /// Calls `then`, which starts an engine, once there is a slot for this process, and again while others were first.
@@ -370,7 +375,11 @@ pub(crate) fn finish() {
     }
     control::remove();
     // What threads and handlers write, and who asks once more, must not end the process in another way.
-    abi::ignore_ends();
+    abi::ending(end);
+}
+
+/// Closes the connections, and waits.
+fn end() {
     let Ok(runtime) = running() else { return };
     if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
         return;

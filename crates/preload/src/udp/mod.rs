@@ -148,8 +148,12 @@ impl Udp {
         if has_effect(option) { Ok(()) } else { Err(Errno::NOPROTOOPT) }
     }
 
-    /// Reads the options of the kernel's socket again, after a change.
+    /// Reads the options of the kernel's socket again, after a change. Keeps `errno`: one of the families lacks some.
     pub(crate) fn adopt_settings(&self) {
+        abi::keeping_errno(|| self.adopt());
+    }
+
+    fn adopt(&self) {
         if let Some(reserved) = self.udp.reserved() {
             let differ = |option: &&_| abi::option_differs(self.kernel(), reserved, **option);
             for option in OF_RESERVED.iter().filter(differ) {
