@@ -10,6 +10,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{
@@ -123,11 +124,22 @@ impl ReadinessSetter {
                 }
                 // Before the shutdown: who waits is woken by the end and the error at the same time.
                 self.socket = None;
-                // A copy in a child keeps the end open, but not this.
-                shutdown(&descriptor.0, Shutdown::Both)
+                // A copy in a child keeps the end open, but not this. Else it would be one more edge.
+                if has_hung_up(&descriptor.0) {
+                    Ok(())
+                } else {
+                    shutdown(&descriptor.0, Shutdown::Both)
+                }
             }
         };
     }
+}
+
+/// True if both sides of an end have ended.
+fn has_hung_up(socket: &Hidden) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec::default())).is_ok()
+        && polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// Writes to an end. True if the other one has as many bytes unread as others permit.
@@ -150,7 +162,7 @@ impl AsFd for ReadinessDescriptor {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::event::epoll;
 
     use super::*;
 
@@ -200,6 +212,27 @@ mod tests {
                 setter.end(Ended::Failed, &descriptor);
                 assert_eq!(waits.join().unwrap(), PollFlags::HUP | PollFlags::ERR);
             });
+        }
+    }
+
+    #[test]
+    fn end_and_error_are_one_edge() {
+        for _ in 0..500 {
+            let (mut setter, descriptor) = readiness().unwrap();
+            let waits = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let (data, edges) = (epoll::EventData::new_u64(0), epoll::EventFlags::ET);
+            epoll::add(&waits, &descriptor, data, edges).unwrap();
+            let count = |at_most: Option<&Timespec>| {
+                let mut events = Vec::with_capacity(1);
+                epoll::wait(&waits, rustix::buffer::spare_capacity(&mut events), at_most).unwrap()
+            };
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| count(None));
+                std::thread::yield_now();
+                setter.end(Ended::Failed, &descriptor);
+                assert_eq!(first.join().unwrap(), 1);
+            });
+            assert_eq!(count(Some(&Timespec::default())), 0, "it was told twice");
         }
     }
 
