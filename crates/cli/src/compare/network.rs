@@ -1,6 +1,6 @@
 //! Network namespaces, and veth pairs between them.
 
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -214,7 +214,13 @@ fn ip(args: &str) -> Result<(), String> {
 fn succeed(command: &mut Command) -> Result<(), String> {
     // A signal for the comparison does not leave its work half done.
     command.process_group(0);
-    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    let run =
+        |command: &mut Command| command.output().map_err(|error| format!("{command:?}: {error}"));
+    let mut output = run(command)?;
+    // It had no group of its own yet when the signal came, and so had not begun.
+    if output.status.signal().is_some() {
+        output = run(command)?;
+    }
     if output.status.success() {
         return Ok(());
     }
