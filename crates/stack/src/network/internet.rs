@@ -77,6 +77,7 @@ impl NetworkLayer {
             walked = again.and_then(|ipv6| self.walk(&packet, &ipv6, progress));
         }
         match walked {
+            // `ip6_protocol_deliver_rcu`.
             Ok(Walked::Protocol { protocol, offset, was_fragment }) => {
                 let addresses = Wire::of(&packet).bytes.get(8..ipv6::FIXED_BYTES);
                 let place = TransportHeader {

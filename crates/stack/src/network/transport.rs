@@ -164,7 +164,7 @@ impl NetworkLayer {
         match tcp::receive(&segment) {
             Ok((len, header_len)) => {
                 place.describe(&mut packet.headers, Transport::Tcp, len, header_len);
-                if is_syn_from_mapped(&packet.view()) {
+                if place.is_ipv6 && is_syn_from_mapped(&packet.view()) {
                     self.counters.ip6.in_hdr_errors.add(1);
                     return self.dropped(packet, NetworkDrop::IpInvalidSource);
                 }
@@ -234,8 +234,8 @@ fn is_syn_from_mapped(view: &View<'_>) -> bool {
     const SYN: u16 = 0x02;
     const ACK: u16 = 0x10;
     let is_mapped = |source| matches!(source, IpAddr::V6(it) if it.to_ipv4_mapped().is_some());
-    view.source().is_some_and(is_mapped)
-        && view.tcp_flags().is_some_and(|flags| flags & (SYN | ACK) == SYN)
+    view.tcp_flags().is_some_and(|flags| flags & (SYN | ACK) == SYN)
+        && view.source().is_some_and(is_mapped)
 }
 
 /// Copies a chain into one frame, so that the packet can be validated and answered in place; the

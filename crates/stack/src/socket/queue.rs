@@ -167,11 +167,16 @@ impl SocketQueue {
         if self.has_news(due) {
             return true;
         }
+        self.set_waiting();
+        // Stays armed even so: another waiter may have done the same, and may sleep.
+        self.has_news(due)
+    }
+
+    /// Announces a waiter, who looks for news from then on.
+    fn set_waiting(&self) {
         self.is_waiting.0.store(true, Ordering::Relaxed);
         // Pairs with the fences in `SocketQueueProducer::send` and `refuse`.
         fence(Ordering::SeqCst);
-        // Stays armed even so: another waiter may have done the same, and may sleep.
-        self.has_news(due)
     }
 
     /// The ticket that the next packet put in draws.
@@ -184,7 +189,7 @@ impl SocketQueue {
     /// [`SocketQueueProducer::put`].
     pub fn refuse(&self) -> Enqueue {
         self.told.fetch_or(REFUSED, Ordering::Relaxed);
-        // Pairs with the fence in `SocketQueueConsumer::arm`, as the one in
+        // Pairs with the fence in `SocketQueue::set_waiting`, as the one in
         // `SocketQueueProducer::send` does.
         fence(Ordering::SeqCst);
         if self.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
@@ -290,7 +295,7 @@ impl SocketQueueProducer {
     /// Publishes packets for which the ring has room.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Enqueue {
         let drawn = self.queue.tickets.draw(packets);
-        // Pairs with the fence in `SocketQueueConsumer::arm`: either the reader sees these tickets
+        // Pairs with the fence in `SocketQueue::set_waiting`: either the reader sees these tickets
         // as drawn and does not sleep, or `has_to_wake` below sees that the reader sleeps.
         fence(Ordering::SeqCst);
         self.feeder.send(drawn, packets);
@@ -427,9 +432,7 @@ impl SocketQueueConsumer {
     }
 
     fn arm_unless(&mut self, is_told: impl FnOnce(&SocketQueue) -> bool) -> bool {
-        self.queue.is_waiting.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `SocketQueueProducer::send`.
-        fence(Ordering::SeqCst);
+        self.queue.set_waiting();
         let has_news = self.has_some() || is_told(&self.queue);
         if has_news {
             self.disarm();

@@ -356,7 +356,7 @@ impl Connection {
             // Rounded up, or a window of full size would never be announced.
             return free.div_ceil(1 << scale) << scale;
         }
-        // The threshold may be below a segment: then so is the window, as none would be announced else.
+        // The threshold may be below a segment: in whole segments, no window would then be announced.
         let segment = segment.min(self.receive.buffer.threshold).max(1);
         let window = self.receive.window;
         if window + segment <= free || window > free {
