@@ -80,6 +80,11 @@ pub(super) struct MovesResult {
 
 /// Runs a plan to its end.
 pub(super) fn run(plan: MovesPlan) -> MovesResult {
+    let queues = u32::from(plan.queues);
+    assert!(
+        plan.connections.is_multiple_of(queues),
+        "each connection has one queue, and each queue as many"
+    );
     let mut world = World::new(plan);
     (0..plan.connections).for_each(|client| world.open(client));
     while !world.has_ended() {
@@ -296,8 +301,8 @@ impl World {
         // The active clients are those from here on: all have their turn in the run.
         let first = self.sent * connections / self.plan.segments;
         let number = (first + self.random.below(ACTIVE.min(connections))) % connections;
-        // The next one of this queue.
-        let number = (number - number % queues + queue as u64).min(connections - 1);
+        // The nearest one of this queue.
+        let number = number - number % queues + queue as u64;
         let id = u32::try_from(number).unwrap();
         let client = &mut self.host.clients[usize::try_from(number).unwrap()];
         let len = 1 + u32::try_from(self.random.below(PAYLOAD_MAX as u64)).unwrap();
@@ -406,8 +411,8 @@ impl Host {
         let flow = self.hasher.flow_of(&packet).unwrap();
         let mut packets = Vec::new();
         let mut out = TcpOut { now_us: self.now_us, cpu, pool, packets: &mut packets };
-        let shard = self.shards.len();
-        let Shard { tcp, .. } = &mut self.shards[shard_of(&flow, shard)];
+        let shards = self.shards.len();
+        let Shard { tcp, .. } = &mut self.shards[shard_of(&flow, shards)];
         tcp.receive(packet, Some(&flow), DEVICE, &mut out);
         tcp.advance(&mut out);
         let mut packets = packets.into_iter();
@@ -531,7 +536,7 @@ fn parsed(pool: &mut Pool, bytes: &[u8]) -> Packet {
     packet
 }
 
-/// A thousandth of the connections that the bench `moves` runs with, on as many CPUs.
+/// Fewer connections than the bench `moves` is meant for, on as many CPUs.
 #[test]
 fn tcp_20_bytes_ordered_through_all_moves() {
     let plan = MovesPlan {
