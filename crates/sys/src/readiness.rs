@@ -124,7 +124,7 @@ impl ReadinessSetter {
                 }
                 // Before the shutdown: who waits is woken by the end and the error at the same time.
                 self.socket = None;
-                // A copy in a child keeps the end open, but not this. Else it would be one more edge.
+                // Copies in children keep the setter's end open. If there are none, this would be one more edge.
                 if has_hung_up(&descriptor.0) {
                     Ok(())
                 } else {

@@ -26,7 +26,7 @@ mod by_number; //   syscall
 
 pub(crate) use address::encode;
 pub(crate) use descriptors::prepare_to_close;
-pub(crate) use signals::{ending, restart, unblock};
+pub(crate) use signals::{restart, unblock, while_ending};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart, is_ipv6,
     is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number, option_differs,

@@ -372,9 +372,9 @@ unsafe fn set_handler(signal: c_int, handler: sighandler_t, flags: c_int) -> sig
 /// Signals by which a process is asked to end.
 const ENDS: [c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
-/// Acts in a process that ends already: who asks for that once more does not end it at once, unless the program has
-/// handlers of its own. From then on the signal of a pipe or a socket that nobody reads is ignored (SIGPIPE).
-pub(crate) fn ending<T>(act: impl FnOnce() -> T) -> T {
+/// Calls `act` while the process ends: another signal that asks for the end has no effect, unless the program has a handler
+/// for it. SIGPIPE is ignored from then on.
+pub(crate) fn while_ending<T>(act: impl FnOnce() -> T) -> T {
     let set = |signal, action: &Action| {
         let mut before = zeroed_action();
         // SAFETY: the structures outlive the call.

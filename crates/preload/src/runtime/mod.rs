@@ -374,12 +374,12 @@ pub(crate) fn finish() {
         return;
     }
     control::remove();
-    // What threads and handlers write, and who asks once more, must not end the process in another way.
-    abi::ending(end);
+    // Neither what threads and handlers write, nor another signal, may end the process in the midst of this.
+    abi::while_ending(close_connections);
 }
 
-/// Closes the connections, and waits.
-fn end() {
+/// Has another thread close the connections, and waits for it.
+fn close_connections() {
     let Ok(runtime) = running() else { return };
     if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
         return;
