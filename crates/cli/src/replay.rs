@@ -58,7 +58,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };
     if !result.interrupted {
-        warn_of_late(&changes_at, result.report.path.packets_in);
+        warn_of_changes_not_made(&changes_at, result.report.path.packets_in);
     }
     let drawn = match (plots, &result.report.timeline) {
         (Some(plots), Some(timeline)) => plots.draw(timeline),
@@ -91,8 +91,8 @@ fn drawn_seed() -> u64 {
     bits >> (u64::BITS - JSON_BITS)
 }
 
-/// Warns of scripted changes that were for frames behind the last one.
-fn warn_of_late(changes_at: &[u64], frames: u64) {
+/// Warns of scripted changes for frames after the last one.
+fn warn_of_changes_not_made(changes_at: &[u64], frames: u64) {
     let count = changes_at.iter().filter(|frame| **frame > frames).count() as u64;
     if count > 0 {
         let late = table::counted(count, "scripted change");

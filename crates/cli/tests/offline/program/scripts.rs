@@ -1,0 +1,49 @@
+//! Scripted changes: at their frames, impossible, and after the last frame.
+
+use serde_json::Value;
+
+use super::{BUNDLED_FRAMES, WorkDir, number};
+
+#[test]
+fn rps_11_scripted_mask_applies_at_frame() {
+    let dir = WorkDir::new();
+    // Slow enough that no packet is queued when the mask changes.
+    let fixed = "--deterministic --cpus 2 --spread always --rps 1 --rate 1000 --trace t";
+    dir.report(&format!("{fixed} --synthetic frames=300 --at 100:rps_cpus=2"));
+    let config = dir.read("t/config.csv");
+    let [header, first, change] = config.lines().collect::<Vec<_>>()[..] else {
+        panic!("{config}")
+    };
+    assert_eq!([header, first], ["t_ns,epoch,what,value", "0,0,rps_cpus,1"]);
+    assert!(change.ends_with(",1,rps_cpus,2"), "{change}");
+    let rows = dir.column("t/deliver.csv", "frame").into_iter();
+    for (frame, cpu) in rows.zip(dir.column("t/deliver.csv", "cpu")) {
+        let frame: u64 = frame.parse().unwrap();
+        assert_eq!(cpu, if frame < 100 { "0" } else { "1" }, "frame {frame}");
+    }
+}
+
+#[test]
+fn impossible_script_change_is_reported() {
+    let run = WorkDir::new()
+        .run("replay --json --deterministic --cpus 2 --at 100:online=0:0 --at 200:online=1:0");
+    assert_eq!(run.code, Some(2), "{}", run.told);
+    assert!(run.told.contains("the last one stays"), "{}", run.told);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(number(&report["delivered"]), BUNDLED_FRAMES);
+}
+
+#[test]
+fn changes_after_the_input_are_told() {
+    let replay = "replay --deterministic --cpus 2 --synthetic flows=4,frames=100";
+    for (changes, told) in [
+        ("--at 50:rps_cpus=1 --at 100:rps_cpus=3", ""),
+        ("--at 101:rps_cpus=3", "1 scripted change not made: the input ended after 100 frames"),
+        ("--at 5000:rps_cpus=3 --at 6000:rps_cpus=1", "2 scripted changes not made"),
+    ] {
+        let run = WorkDir::new().run(&format!("{replay} {changes}"));
+        assert_eq!(run.code, Some(0), "{}", run.told);
+        assert_eq!(run.told.is_empty(), told.is_empty(), "{changes}: {}", run.told);
+        assert!(run.told.contains(told), "{changes}: {}", run.told);
+    }
+}
