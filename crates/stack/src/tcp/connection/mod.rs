@@ -348,11 +348,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection: `tcp_done`. Data that were received stay readable.
+    /// Ends the connection. Data that were received stay readable.
     fn finish(&mut self, cx: &mut Context<'_>) {
-        if matches!(self.state, State::SynSent | State::SynReceived) {
-            cx.counters.attempt_fails.add(1);
-        }
         if matches!(self.state, State::Established | State::CloseWait) {
             cx.counters.estab_resets.add(1);
         }
@@ -368,8 +365,11 @@ impl Connection {
         }
     }
 
-    /// Ends the connection by an error (`tcp_reset`, `tcp_write_err`).
+    /// Ends the connection by an error (`tcp_reset`, `tcp_write_err`). Only so an attempt fails, not by a close (`tcp_done`).
     fn fail(&mut self, error: TcpError, cx: &mut Context<'_>) {
+        if matches!(self.state, State::SynSent | State::SynReceived) {
+            cx.counters.attempt_fails.add(1);
+        }
         self.error = Some(error);
         self.recovery.backoff = 0;
         self.finish(cx);

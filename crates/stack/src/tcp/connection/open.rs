@@ -131,9 +131,11 @@ impl Connection {
         }
     }
 
-    /// Opens a connection, whose SYN is sent by [`Self::send_syn`].
-    pub(in crate::tcp) fn connect(begin: &Begin, cx: &mut Context<'_>) -> Self {
+    /// Opens a connection, whose SYN is sent by [`Self::send_syn`], and echoes `recent`: the peer's last timestamp, of an
+    /// earlier connection with the same ends, or 0.
+    pub(in crate::tcp) fn connect(begin: &Begin, recent: u32, cx: &mut Context<'_>) -> Self {
         let mut connection = Self::new(begin, cx.config);
+        (connection.receive.timestamp, connection.receive.timestamp_us) = (recent, cx.now_us);
         connection.agreed = Agreed {
             timestamps: cx.config.timestamps,
             sack: cx.config.sack,

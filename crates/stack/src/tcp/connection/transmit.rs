@@ -92,7 +92,7 @@ impl Connection {
             flags = flags.with(Flags::ECE).with(Flags::CWR);
         }
         let stamp = self.timestamp(cx.now_us);
-        let echo = if is_answer { self.receive.timestamp } else { 0 };
+        let echo = self.receive.timestamp;
         // As the kernel: the SYN-ACK of a simultaneous open offers what the SYN did. A scale that was offered once stays,
         // whatever the buffer is now: the peer may have the first SYN.
         let config = cx.config;

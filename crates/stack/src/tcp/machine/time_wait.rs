@@ -86,6 +86,15 @@ impl TimeWait {
     }
 }
 
+/// Numbers of an ended connection that the next one with the same ends goes on with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Continued {
+    /// Initial sequence number.
+    pub(super) sequence: Seq,
+    /// The peer's last timestamp, which the SYN echoes.
+    pub(super) timestamp: u32,
+}
+
 /// Outcome of a segment in TIME-WAIT (`tcp_tw_status`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Outcome {
@@ -241,6 +250,15 @@ impl Tcp {
             ..Outgoing::empty(&flow, entry.send_next)
         };
         self.send(&outgoing, out);
+    }
+
+    /// Ends a stay for a connection that this host opens. `None` of one without timestamps, which stays.
+    pub(super) fn continue_time_wait(&mut self, at: u32) -> Option<Continued> {
+        let entry = self.time_waits.at(at).filter(|entry| entry.has_timestamps)?;
+        let sequence = entry.send_next + SEQUENCE_GAP;
+        let continued = Continued { sequence, timestamp: entry.timestamp };
+        self.drop_time_wait(at);
+        Some(continued)
     }
 
     pub(super) fn drop_time_wait(&mut self, at: u32) {

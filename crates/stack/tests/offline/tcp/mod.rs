@@ -19,6 +19,7 @@ mod mtu; //    paths that drop large packets
 mod moves; //  connections whose applications move from CPU to CPU
 mod pair; //   the hosts and the path
 mod liars; //  peers that lie, and what they cost
+mod port_again; // connections from a port where one was before
 mod random_calls; // laws: options that change meanwhile
 mod reuseport; // listeners that share an address
 mod division; // listeners beside another process's

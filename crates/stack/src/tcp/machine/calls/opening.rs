@@ -11,6 +11,7 @@ use crate::tcp::connection::{Begin, Connection};
 use crate::tcp::error::TcpError;
 use crate::tcp::fast_open::{FastOpen, FastOpenOptions};
 use crate::tcp::flow::Flow;
+use crate::tcp::machine::time_wait::Continued;
 use crate::tcp::machine::{
     Idle, Kind, Listener, ListenerQueues, ReusePort, SocketEntry, Target, Tcp, TcpOut, TcpSocket,
 };
@@ -158,7 +159,8 @@ impl Tcp {
     ///
     /// # Errors
     /// [`TcpError::InProgress`] of the first call, which is the normal answer;
-    /// [`TcpError::Already`] as long as the connection is being opened; else the reason.
+    /// [`TcpError::Already`] as long as the connection is being opened; [`TcpError::NoPort`] if another connection has the
+    /// ends that the socket is bound to, [`TcpError::AddressInUse`] those of `local`; else the reason.
     pub fn connect(
         &mut self,
         socket: TcpSocket,
@@ -208,18 +210,24 @@ impl Tcp {
             Some(bound) => bound,
             None => local,
         };
-        let flow = self.free_flow(local, peer)?;
+        let is_chosen = bound.is_some_and(|bound| bound.port() != 0);
+        let (flow, continued) = match is_chosen {
+            true => self.chosen_flow(Flow { ours: local, theirs: peer })?,
+            false => (self.free_flow(local, peer)?, None),
+        };
+        let fresh = || self.secret.initial_sequence(&flow, out.now_us);
         let begin = Begin {
             flow,
             options,
-            sequence: self.secret.initial_sequence(&flow, out.now_us),
+            sequence: continued.map_or_else(fresh, |continued| continued.sequence),
             timestamp_offset: self.secret.timestamp_offset(&flow),
             mtu_bytes,
             now_us: out.now_us,
         };
+        let recent = continued.map_or(0, |continued| continued.timestamp);
         let connection = {
             let mut cx = self.context(self.pressure(), out);
-            Connection::connect(&begin, &mut cx)
+            Connection::connect(&begin, recent, &mut cx)
         };
         let entry = self.entry_mut(socket)?;
         if let Kind::Idle(idle) =
@@ -244,6 +252,19 @@ impl Tcp {
         let charge = std::mem::take(&mut entry.charge);
         self.memory_bytes -= charge.bytes();
         self.memory.replace(charge, Charge::default());
+    }
+
+    /// Flow whose port the application has bound. One in TIME-WAIT with timestamps is continued, so that the peer can tell
+    /// old segments from new ones (`tcp_twsk_unique`).
+    fn chosen_flow(&mut self, flow: Flow) -> Result<(Flow, Option<Continued>), TcpError> {
+        match self.targets.find(&flow) {
+            None => Ok((flow, None)),
+            Some(Target::TimeWait(at)) => match self.continue_time_wait(at) {
+                Some(continued) => Ok((flow, Some(continued))),
+                None => Err(TcpError::NoPort),
+            },
+            Some(_) => Err(TcpError::NoPort),
+        }
     }
 
     /// Flow that no connection has, not in TIME-WAIT either, with a local port of its own (RFC 6056, algorithm 4).
