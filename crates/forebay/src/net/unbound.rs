@@ -8,9 +8,10 @@ use forebay_rx::CpuId;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::connection_id::{ConnectionIds, EndpointIndex, SelectById};
 use forebay_stack::socket::table::{Binding, Reuse};
-use forebay_sys as sys;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
 use forebay_sys::tcp_reserve::Reservation;
+use forebay_sys::udp_reserve::{self, ReserveOptions};
 
 use super::endpoint::{self, Endpoint};
 use super::tcp::ListenOptions;
@@ -23,6 +24,7 @@ use super::{Net, TcpListener, UdpSocket};
 pub struct SocketOptions {
     net: Net,
     reuse: Reuse,
+    reuses_address: bool,
     cpu: Option<CpuId>,
     select: Option<SelectById>,
     is_v6_only: bool,
@@ -36,6 +38,7 @@ impl SocketOptions {
         Self {
             net: net.clone(),
             reuse: Reuse::None,
+            reuses_address: false,
             cpu: None,
             select: None,
             is_v6_only: false,
@@ -48,6 +51,14 @@ impl SocketOptions {
     /// selects one of them for a datagram or connection.
     pub fn reuse_port(mut self) -> Self {
         self.reuse = Reuse::Hash;
+        self
+    }
+
+    /// Lets UDP sockets that also set this be bound to addresses in common with this one's
+    /// (`SO_REUSEADDR`): `0.0.0.0` beside one address, or one address twice. Of those at one address the
+    /// last one bound receives; datagrams to groups are for all. TCP listeners ignore it.
+    pub fn reuse_address(mut self) -> Self {
+        self.reuses_address = true;
         self
     }
 
@@ -102,27 +113,40 @@ impl SocketOptions {
         try_each(local, |local| self.bind_to(local))
     }
 
-    fn bind_to(&self, mut local: SocketAddr) -> io::Result<UdpSocket> {
-        let &Self { ref net, reuse, cpu, ref select, is_v6_only, rcvbuf, is_reserved } = self;
+    fn bind_to(&self, local: SocketAddr) -> io::Result<UdpSocket> {
+        first_free(local, |local, reserved| {
+            if self.is_reserved && self.net.0.is_kernels(endpoint::plain(local).ip()) {
+                let options = ReserveOptions {
+                    reuse_port: self.reuse.is_shared(),
+                    reuse_address: self.reuses_address,
+                    v6_only: self.is_v6_only,
+                };
+                *reserved = Some(udp_reserve::reserve(local, options)?);
+            }
+            self.bind_reserved(local, reserved)
+        })
+    }
+
+    /// Binds the socket to an address, if there is no conflict: then it takes the reservation of its port.
+    fn bind_reserved(
+        &self,
+        mut local: SocketAddr,
+        reserved: &mut Option<Hidden<std::net::UdpSocket>>,
+    ) -> io::Result<UdpSocket> {
+        let &Self { ref net, reuse, reuses_address, cpu, ref select, is_v6_only, .. } = self;
         let (shared, select) = (Arc::clone(&net.0), select.clone());
-        let is_shared = reuse.is_shared();
-        let reserved = if is_reserved && shared.is_kernels(endpoint::plain(local).ip()) {
-            Some(sys::udp_reserve::reserve(local, is_shared, is_v6_only)?)
-        } else {
-            None
-        };
-        if let Some(reserved) = &reserved {
+        if let Some(reserved) = reserved {
             local.set_port(reserved.local_addr()?.port());
         }
         let wake = Arc::new(Wake::default());
         let unbound = Binding::new(SocketId(0), endpoint::plain(local));
-        let binding = Binding { reuse, cpu, select, is_v6_only, ..unbound };
-        let rcvbuf = rcvbuf.unwrap_or(shared.rmem_default);
+        let binding = Binding { reuse, reuses_address, cpu, select, is_v6_only, ..unbound };
+        let rcvbuf = self.rcvbuf.unwrap_or(shared.rmem_default);
         let mut bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
         // As the program names it: an IPv6 socket keeps its family at an IPv4 address, and a scope.
         local.set_port(bound.local.port());
         bound.local = local;
-        Ok(UdpSocket(Arc::new(Endpoint::new(shared, bound, wake, reserved))))
+        Ok(UdpSocket(Arc::new(Endpoint::new(shared, bound, wake, reserved.take()))))
     }
 
     /// Listens for TCP connections on the first address that is free, with room for `backlog` of them
@@ -134,7 +158,7 @@ impl SocketOptions {
     /// # Errors
     /// As [`TcpListener::bind`]; `InvalidInput` of sharing by [connection ID](Self::reuse_port_by_id).
     pub fn listen(self, local: impl ToSocketAddrs, backlog: u32) -> io::Result<TcpListener> {
-        let Self { net, reuse, cpu, select, is_v6_only, rcvbuf, is_reserved } = self;
+        let Self { net, reuse, cpu, select, is_v6_only, rcvbuf, is_reserved, .. } = self;
         if select.is_some() {
             let why = "connection IDs select sockets for QUIC, not for TCP: use reuse_port";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -161,6 +185,33 @@ impl SocketOptions {
     }
 }
 
+/// Ports of the kernel's choice that are tried at most.
+const CHOICES_MAX: usize = 16;
+
+/// Binds to an address by `attempt`, which may reserve its port in the kernel. If the kernel chooses the port, and a socket
+/// here has it without a reservation, others are tried: the reservations so far are kept meanwhile.
+pub(super) fn first_free<T, R>(
+    local: SocketAddr,
+    mut attempt: impl FnMut(SocketAddr, &mut Option<R>) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut refused = Vec::new();
+    loop {
+        let mut reserved = None;
+        match attempt(local, &mut reserved) {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse
+                    && local.port() == 0
+                    && refused.len() < CHOICES_MAX =>
+            {
+                // Without a reservation all ports were tried.
+                let Some(reserved) = reserved else { return Err(error) };
+                refused.push(reserved);
+            }
+            done => return done,
+        }
+    }
+}
+
 /// Tries addresses until one succeeds, as `std` does. Returns the error of the last one.
 pub(super) fn try_each<T>(
     addresses: impl ToSocketAddrs,
@@ -179,10 +230,38 @@ pub(super) fn try_each<T>(
 #[cfg(test)]
 mod tests {
     use forebay_sys::interface::InterfaceIndex;
+    use rustix::io::Errno;
 
     use super::super::neighbours::DeviceNeighbours;
     use super::super::rig::{Recording, device, host_on, own_address};
     use super::super::{Net, NetConfig};
+    use super::*;
+
+    /// Attempts whose first ones find their port in use here, each with a reservation that is told by its drop.
+    fn attempts(refused: usize, port: u16) -> (io::Result<usize>, usize) {
+        let (kept, mut count) = (Arc::new(()), 0);
+        let done = first_free((own_address(0), port).into(), |_, reserved| {
+            assert_eq!(Arc::strong_count(&kept), 1 + count, "the kernel would choose it again");
+            *reserved = Some(Arc::clone(&kept));
+            count += 1;
+            if count <= refused { Err(Errno::ADDRINUSE.into()) } else { Ok(count) }
+        });
+        (done, count)
+    }
+
+    #[test]
+    fn udp_24_choice_in_use_is_replaced() {
+        assert_eq!(attempts(2, 0).0.unwrap(), 3);
+        assert_eq!(
+            (attempts(2, 7).0.is_err(), attempts(2, 7).1),
+            (true, 1),
+            "a port of the caller"
+        );
+        assert_eq!(attempts(usize::MAX, 0).1, CHOICES_MAX + 1);
+        let without =
+            first_free::<(), ()>((own_address(0), 0).into(), |_, _| Err(Errno::ADDRINUSE.into()));
+        assert!(without.is_err(), "all ports are in use");
+    }
 
     /// Beside a device that the kernel has, too.
     #[test]

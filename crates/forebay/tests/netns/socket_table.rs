@@ -76,6 +76,7 @@ struct Plan {
     remote: Option<SocketAddr>,
     is_v6_only: bool,
     reuse: Reuse,
+    reuses_address: bool,
     cpu: Option<CpuId>,
 }
 
@@ -86,8 +87,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     let reuse =
         prop_oneof![3 => Just(Reuse::None), 4 => Just(Reuse::Hash), 2 => Just(Reuse::ThisCpu)];
     let cpu = prop_oneof![Just(CPU), Just(CpuId(CPU.0 + 1))];
-    (local, remote, any::<bool>(), reuse, cpu).prop_map(
-        |(local, remote, is_v6_only, reuse, cpu)| {
+    (local, remote, any::<[bool; 2]>(), reuse, cpu).prop_map(
+        |(local, remote, [is_v6_only, reuses_address], reuse, cpu)| {
             let is_v4 = local.ip().to_canonical().is_ipv4();
             let remote = remote.map(|remote| remote.parse::<SocketAddr>().unwrap());
             let remote = remote.filter(|remote| remote.is_ipv4() == is_v4);
@@ -98,6 +99,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 // on it. The table does not model that, so such sockets are IPv6 only.
                 is_v6_only: !is_v4 && (is_v6_only || remote.is_some()),
                 reuse,
+                reuses_address,
                 cpu: (reuse == Reuse::ThisCpu).then_some(cpu),
             }
         },
@@ -113,6 +115,7 @@ fn bound(plan: &Plan) -> io::Result<UdpSocket> {
         sockopt::set_ipv6_v6only(&socket, plan.is_v6_only)?;
     }
     sockopt::set_socket_reuseport(&socket, plan.reuse != Reuse::None)?;
+    sockopt::set_socket_reuseaddr(&socket, plan.reuses_address)?;
     if let Some(cpu) = plan.cpu {
         sockopt::set_socket_incoming_cpu(&socket, cpu.0.into())?;
     }
@@ -134,6 +137,7 @@ impl Sockets {
         let mut binding = Binding {
             is_v6_only: plan.is_v6_only,
             reuse: plan.reuse,
+            reuses_address: plan.reuses_address,
             cpu: plan.cpu,
             ..Binding::new(id, plan.local)
         };

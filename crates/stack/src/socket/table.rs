@@ -67,6 +67,9 @@ pub struct Binding {
     pub is_v6_only: bool,
     /// Sharing of the address and port.
     pub reuse: Reuse,
+    /// True if sockets that also say so may be bound to addresses in common with this one's:
+    /// `SO_REUSEADDR`. Of those at one address the last one bound receives.
+    pub reuses_address: bool,
     /// CPU that the socket's reader runs on, for [`Reuse::ThisCpu`].
     pub cpu: Option<CpuId>,
     /// Multicast groups joined.
@@ -101,6 +104,7 @@ impl Binding {
             remote: None,
             is_v6_only: false,
             reuse: Reuse::None,
+            reuses_address: false,
             cpu: None,
             groups: Vec::new(),
             is_multicast_all: true,

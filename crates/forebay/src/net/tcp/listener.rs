@@ -22,6 +22,7 @@ use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::options::Timeout;
 use super::super::shared::NetState;
+use super::super::unbound::first_free;
 use super::call::wait_for;
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
@@ -93,14 +94,26 @@ impl TcpListener {
     /// Listens on an address.
     pub(in crate::net) fn listen(
         shared: &Arc<NetState>,
-        mut local: SocketAddr,
+        local: SocketAddr,
         how: &ListenOptions,
     ) -> io::Result<Self> {
         shared.check_local(plain(local).ip())?;
-        let reserved = reserve(shared, local, how)?.map(Arc::new);
-        if let Some(reserved) = &reserved {
-            local.set_port(reserved.port()?);
-        }
+        first_free(local, |mut local, reserved| {
+            *reserved = reserve(shared, local, how)?.map(Arc::new);
+            if let Some(reserved) = reserved {
+                local.set_port(reserved.port()?);
+            }
+            Self::listen_at(shared, local, how, reserved.clone())
+        })
+    }
+
+    /// Listens on an address whose port the kernel keeps for it; 0 is chosen.
+    fn listen_at(
+        shared: &Arc<NetState>,
+        local: SocketAddr,
+        how: &ListenOptions,
+        reserved: Option<Reserved>,
+    ) -> io::Result<Self> {
         let mut ports = shared.tcp.ports(local);
         loop {
             let port = match local.port() {
@@ -257,6 +270,12 @@ impl TcpListener {
         self.0.queues.handshakes() + self.0.queues.opening()
     }
 
+    /// Number of connections that wait to be accepted.
+    #[must_use]
+    pub fn waiting_count(&self) -> u32 {
+        self.0.queues.waiting()
+    }
+
     /// Takes the first connection that waits and whose handshake is over, for a listener of another process.
     #[must_use]
     pub fn pass_on(&self) -> Option<PassedConnection> {
@@ -273,7 +292,10 @@ impl TcpListener {
             staying.push(at);
             None
         });
-        staying.into_iter().for_each(|at| watch.push(at));
+        if !staying.is_empty() {
+            staying.into_iter().for_each(|at| watch.push(at));
+            watch.wait.notify(); // who looked meanwhile has found nothing
+        }
         passed
     }
 

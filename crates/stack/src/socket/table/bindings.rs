@@ -127,7 +127,8 @@ impl Bindings {
     }
 
     /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As in the kernel,
-    /// the first socket in lookup order that has an address in common with `new` decides.
+    /// of the sockets that have an address in common with `new` and do not [reuse](Binding::reuses_address)
+    /// it with `new`, the first in lookup order decides.
     #[must_use]
     pub fn conflict(&self, new: &Binding) -> Option<SocketId> {
         let port = new.local.port();
@@ -136,7 +137,9 @@ impl Bindings {
             let all = own.is_unspecified().then(|| self.spots_of(port, own.is_ipv4()));
             at(own).chain(at(unspecified(own))).chain(all.into_iter().flatten())
         };
-        let firsts = new.addresses().flat_map(beside).filter_map(|spot| spot.all.first_key_value());
+        let counts = |placed: &Placed| !(placed.binding.reuses_address && new.reuses_address);
+        let spots = new.addresses().flat_map(beside);
+        let firsts = spots.filter_map(|spot| spot.all.iter().find(|(_, placed)| counts(placed)));
         let (_, first) = firsts.min_by_key(|(looked_at, _)| **looked_at)?;
         let is_shared = first.binding.reuse.is_shared() && new.reuse.is_shared();
         (!is_shared).then_some(first.binding.id)

@@ -26,8 +26,9 @@ fn binding() -> impl Strategy<Value = Binding> {
     let reuse = prop_oneof![Just(Reuse::None), Just(Reuse::Hash), Just(Reuse::ThisCpu)];
     let cpu = proptest::option::of((0u16..3).prop_map(CpuId));
     let group = proptest::option::of(Just("224.1.1.1".parse::<IpAddr>().unwrap()));
-    (local(&ADDRESSES), remote, any::<bool>(), reuse, cpu, group, any::<bool>()).prop_map(
-        |(local, remote, is_v6_only, reuse, cpu, group, is_multicast_all)| {
+    let flags = any::<[bool; 3]>();
+    (local(&ADDRESSES), remote, reuse, cpu, group, flags).prop_map(
+        |(local, remote, reuse, cpu, group, [is_v6_only, reuses_address, is_multicast_all])| {
             let remote = remote.filter(|remote| {
                 let local = local.ip().to_canonical();
                 local.is_unspecified() || local.is_ipv4() == remote.ip().to_canonical().is_ipv4()
@@ -36,6 +37,7 @@ fn binding() -> impl Strategy<Value = Binding> {
                 remote,
                 is_v6_only: is_v6_only && local.ip().to_canonical().is_ipv6(),
                 reuse,
+                reuses_address,
                 cpu,
                 groups: group.map(|group| Membership { group, device: 0 }).into_iter().collect(),
                 is_multicast_all,
@@ -257,7 +259,7 @@ proptest! {
     }
 
     /// A socket may be bound if the first socket that has an address in common with it shares its
-    /// port as well.
+    /// port as well. Those that reuse addresses do not count for one that does.
     #[test]
     fn bind_errors_are_the_kernels(
         changes in changes(),
@@ -266,7 +268,10 @@ proptest! {
         let (bindings, expected) = changed(changes, 0);
         let twin = Twin::new(&expected);
         let in_use = twin.chain.iter().find(|bound| {
-            bound.local.port() == new.local.port() && has_address_in_common(bound, &new)
+            let both_reuse = bound.reuses_address && new.reuses_address;
+            bound.local.port() == new.local.port()
+                && !both_reuse
+                && has_address_in_common(bound, &new)
         });
         let expected = in_use.filter(|bound| {
             bound.reuse == Reuse::None || new.reuse == Reuse::None
