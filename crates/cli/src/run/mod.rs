@@ -57,10 +57,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let interrupted = stop_on_signals(run.stopper(), hangup);
     let given = args.engine.given();
     let control = run.control();
+    // Before others learn of the run: what they connect is told.
+    let links = links::watch(args, run.links());
     let faces = args.control.open(&control, run.counts(), config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(&access, || run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
-    let links = links::watch(args, run.links());
     let teller = FailureMessages::begin(run.watch().failures().to_vec());
     let status = Status::show(run.watch());
     let notices = ServiceNotices::begin(run.control(), run.stopper());
