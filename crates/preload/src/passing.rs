@@ -13,7 +13,7 @@ use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::PassedConnection;
 use forebay_sys::signals::with_all_blocked;
 
-use crate::listener::Served;
+use crate::listener::{OtherCopies, Served};
 use crate::membership::Closed;
 use crate::runtime::{Runtime, forks, is_running, is_taken, running};
 use crate::socket::Socket;
@@ -40,11 +40,17 @@ struct Leaving {
 struct ClosedListener<'a> {
     leaving: &'a Leaving,
     tcp: &'a TcpListener,
+    others: Option<&'a OtherCopies>,
 }
 
 impl Closed for ClosedListener<'_> {
     fn is_stopped(&self) -> bool {
         self.leaving.is_stopped.load(Ordering::SeqCst)
+    }
+
+    fn awaits_heir(&self) -> bool {
+        let unaccepted = self.tcp.waiting_count() + self.tcp.handshake_count();
+        unaccepted > 0 && self.others.is_some_and(OtherCopies::are_some)
     }
 
     fn handshake_count(&self) -> u32 {
@@ -61,20 +67,24 @@ pub(crate) fn keep_locks() {
     fork_locks::lock(&LEAVING).into_iter().for_each(fork_locks::keep);
 }
 
-/// Lets other processes take over the connections that a closed listener would get. Until they have, it lives on.
-pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>) {
+/// Lets other processes take over the connections that a closed listener would get: those that serve its addresses, or that
+/// will, as they have a copy of it. Until they have what has come, it lives on.
+pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>, others: Option<OtherCopies>) {
     let Some(membership) = served.membership.clone() else { return };
     let addresses: Vec<_> =
         addresses.into_iter().filter(|address| membership.close(*address)).collect();
-    if !addresses.iter().any(|address| membership.has_others(*address)) {
-        return addresses.into_iter().for_each(|address| membership.abandon(address));
-    }
     let leaving = Leaving { addresses, is_stopped: AtomicBool::default(), forks: forks() };
+    let closed = ClosedListener { leaving: &leaving, tcp: &served.tcp, others: others.as_ref() };
+    let has_others = |address: &SocketAddr| membership.has_others(*address);
+    if !closed.awaits_heir() && !leaving.addresses.iter().any(has_others) {
+        return leaving.addresses.into_iter().for_each(|address| membership.abandon(address));
+    }
     let leaving = Arc::new(leaving);
     all_leaving().push(Arc::clone(&leaving));
     let (this, part) = (Arc::clone(&leaving), Arc::clone(&membership));
     let leave = move || {
-        let closed = ClosedListener { leaving: &this, tcp: &served.tcp };
+        let others = others.as_ref();
+        let closed = ClosedListener { leaving: &this, tcp: &served.tcp, others };
         this.addresses.iter().for_each(|address| part.leave(*address, &closed));
         drop(served);
         end_leaving(&this);

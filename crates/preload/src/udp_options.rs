@@ -28,7 +28,7 @@ pub(crate) const OF_RESERVED: [SocketOption; 3] =
     [RECVERR[0], RECVERR[1], SocketOption::of_socket(libc::SO_BROADCAST)];
 
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
-const SUPPORTED: [SocketOption; 49] = [
+const SUPPORTED: [SocketOption; 51] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUF),
@@ -67,6 +67,7 @@ const SUPPORTED: [SocketOption; 49] = [
     SocketOption::of_ipv4(libc::IP_RECVERR),
     SocketOption::of_ipv4(libc::IP_TTL),
     SocketOption::of_ipv4(libc::IP_TOS),
+    SocketOption::of_ipv4(libc::IP_MULTICAST_TTL),
     SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
     SocketOption::of_ipv4(libc::IP_FREEBIND),
     SocketOption::of_ipv4(libc::IP_BIND_ADDRESS_NO_PORT),
@@ -77,6 +78,7 @@ const SUPPORTED: [SocketOption; 49] = [
     SocketOption::of_ipv6(libc::IPV6_RECVERR),
     SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
     SocketOption::of_ipv6(libc::IPV6_TCLASS),
+    SocketOption::of_ipv6(libc::IPV6_MULTICAST_HOPS),
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_ipv6(libc::IPV6_FREEBIND),
@@ -159,6 +161,13 @@ impl Settings {
         };
         if let Ok(ttl) = u8::try_from(value(ttl)) {
             let _ = udp.set_ttl(ttl); // 0 only of IPv6, where it is valid
+        }
+        let to_groups = match is_ipv6 {
+            true => SocketOption::of_ipv6(libc::IPV6_MULTICAST_HOPS),
+            false => SocketOption::of_ipv4(libc::IP_MULTICAST_TTL),
+        };
+        if let Ok(ttl) = u8::try_from(value(to_groups)) {
+            let _ = udp.set_multicast_ttl(ttl); // the kernel's socket has taken it
         }
         udp.set_traffic_class(u8::try_from(value(class)).unwrap_or_default());
         // Of both families the same numbers.

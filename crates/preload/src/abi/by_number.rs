@@ -62,11 +62,15 @@ pub unsafe extern "C" fn syscall(
             // SAFETY: as above.
             unsafe { sendmmsg(fd, headers, c as c_uint, d as c_int) }.into()
         }
-        _ => {
-            let next =
-                next!(syscall(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long);
-            // SAFETY: as above.
-            unsafe { next(number, a, b, c, d, e, f) }
-        }
+        // SAFETY: as above.
+        _ => unsafe { kernels()(number, a, b, c, d, e, f) },
     }
+}
+
+type ByNumber =
+    unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+/// The C library's function. Found when the library is loaded: a signal handler may make the first call.
+pub(super) fn kernels() -> ByNumber {
+    next!(syscall(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long)
 }

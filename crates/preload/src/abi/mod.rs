@@ -14,6 +14,7 @@ mod vectors; //     struct iovec
 mod sockets; //     bind, connect, listen, accept, getsockname
 mod options; //     getsockopt, setsockopt
 mod lacking; //     setsockopt of what sockets of ours lack
+mod groups; //      setsockopt of multicast groups
 mod receive; //     recv, read
 mod messages; //    recvmsg, recvmmsg
 mod send; //        send, sendmsg, write
@@ -28,9 +29,9 @@ pub(crate) use address::encode;
 pub(crate) use descriptors::prepare_to_close;
 pub(crate) use signals::{restart, unblock, while_ending};
 pub(crate) use system::{
-    Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart, is_ipv6,
-    is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number, option_differs,
-    option_value, replace, set_v6_only, shared_words, unlock, with_number,
+    Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart,
+    is_in_group, is_ipv6, is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number,
+    option_differs, option_value, replace, set_v6_only, shared_words, unlock, with_number,
 };
 
 use std::ffi::c_int;

@@ -9,12 +9,13 @@ use libc::socklen_t;
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{address, answer_int, is_nowhere, keeping_errno, lacking};
+use super::{address, answer_int, groups, is_nowhere, keeping_errno, lacking};
 use crate::option::SocketOption;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table;
 use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, TIMEOUTS, congestion_name, is_accepted};
+use crate::udp::groups::is_about_groups;
 use crate::udp_options::UDP_CORK;
 
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
@@ -54,6 +55,12 @@ pub unsafe extern "C" fn setsockopt(
         && let Some(set) = stream.set_own(option, number)
     {
         return answer_int(set.map(|()| 0));
+    }
+    if let Socket::Udp(udp) = &*socket
+        && is_about_groups(option)
+    {
+        // SAFETY: the caller's promise.
+        return answer_int(unsafe { groups::set(udp, option, value, len) }.map(|()| 0));
     }
     let store = match &*socket {
         Socket::Udp(udp) => udp.check_option(option).map(|()| udp.kernel().as_raw_fd()),

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use super::by_number;
 use super::next::next;
 use crate::critical;
 use crate::runtime::finish;
@@ -54,6 +55,7 @@ extern "C" fn in_parent() {
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     crate::runtime::loaded();
+    by_number::kernels();
     // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread
     // has; if these are all, it takes one of them once more, and locks a file unless another process has. None waits.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };

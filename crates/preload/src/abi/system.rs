@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_long, c_void};
 use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -10,8 +11,8 @@ use forebay_stack::tcp::FastOpenKeys;
 use forebay_sys::hidden;
 use rustix::io::Errno;
 
-use super::last_error;
 use super::next::next;
+use super::{address, last_error};
 use crate::option::SocketOption;
 
 /// Longest value of an option that is copied: the name of an algorithm (`TCP_CA_NAME_MAX`), `struct linger`.
@@ -104,6 +105,18 @@ pub(crate) fn option_differs(
     option: SocketOption,
 ) -> bool {
     option_bytes(one, option) != option_bytes(other, option)
+}
+
+/// True if a socket has joined a group on an interface: the kernel tells the filter of its sources (`MCAST_MSFILTER`).
+pub(crate) fn is_in_group(socket: BorrowedFd<'_>, level: i32, index: u32, group: IpAddr) -> bool {
+    const MCAST_MSFILTER: i32 = 48; // linux/in.h
+    // `struct group_filter`, with one source: a 32-bit index, the group behind 8 bytes, a mode, the number of sources.
+    let mut filter = [0; 272];
+    filter[..4].copy_from_slice(&index.to_ne_bytes());
+    let encoded = address::encode(SocketAddr::new(group, 0));
+    let Some(room) = filter.get_mut(8..8 + encoded.len()) else { return false };
+    room.copy_from_slice(&encoded);
+    read_option(socket, SocketOption { level, name: MCAST_MSFILTER }, &mut filter).is_ok()
 }
 
 /// Gives a socket the value that an option of another one has.

@@ -5,6 +5,7 @@
 //! process that uses the listener first after `listen`, which may be a child of the one that called it.
 
 mod accept;
+mod copies; // copies in other processes
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -24,6 +25,8 @@ use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
+use self::copies::Copies;
+pub(crate) use self::copies::OtherCopies;
 use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
@@ -60,6 +63,8 @@ pub(crate) struct Listener {
     origin: Origin,
     /// Process whose engine served it when it ended.
     ended_in: OnceLock<Origin>,
+    /// `None` without descriptors for it: then a process that closes it asks for no other's.
+    copies: Option<Copies>,
 }
 
 /// Listener of an engine.
@@ -152,6 +157,7 @@ impl Listener {
             turn: Mutex::default(),
             origin: Origin::here(),
             ended_in: OnceLock::new(),
+            copies: Copies::new().ok(),
         };
         LISTENERS.fetch_add(1, Ordering::Relaxed);
         UNSERVED.fetch_add(1, Ordering::Relaxed);
@@ -193,6 +199,7 @@ impl Listener {
         if self.origin.may_close_copy() {
             self.inherited.kernel.unlist();
             abi::close_forgotten(self.kernel());
+            self.copies.iter().for_each(Copies::close_forgotten);
         }
     }
 
@@ -217,7 +224,7 @@ impl Listener {
             self.ended_in.get_or_init(Origin::here);
             drop(self.served.swap(None));
             UNSERVED.fetch_add(1, Ordering::Relaxed);
-            passing::leave(served, self.addresses().collect());
+            passing::leave(served, self.addresses().collect(), None); // no copy goes on
             return Ok(());
         }
         self.place_turn(socket)?;
@@ -433,7 +440,8 @@ impl Drop for Listener {
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
         if let Some(served) = self.served_here() {
             drop(self.served.swap(None));
-            return passing::leave(served, self.addresses().collect());
+            let others = self.copies.take().map(Copies::close_own);
+            return passing::leave(served, self.addresses().collect(), others);
         }
         let turn = self.turn().take();
         if turn.is_none() {

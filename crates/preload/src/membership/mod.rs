@@ -43,6 +43,9 @@ const ATTEMPTS_MAX: usize = 8;
 /// Connections that a process keeps for its next look, as it cannot go on with them.
 const REFUSED_MAX: usize = 64;
 
+/// Longest wait for a process that serves a closed listener, of which it has a copy.
+const HEIR_MAX: Duration = Duration::from_secs(5);
+
 /// Longest wait for handshakes that have begun at a closed listener.
 const HANDSHAKES_MAX: Duration = Duration::from_secs(1);
 
@@ -60,6 +63,9 @@ pub(crate) struct Membership {
 pub(crate) trait Closed {
     /// True once this process listens at its address anew.
     fn is_stopped(&self) -> bool;
+
+    /// True if another process has a copy, which it may serve, and some connection has not been accepted.
+    fn awaits_heir(&self) -> bool;
 
     /// Handshakes whose ACK may still come.
     fn handshake_count(&self) -> u32;
@@ -201,6 +207,7 @@ impl Membership {
     pub(crate) fn leave(&self, listener: SocketAddr, closed: &dyn Closed) {
         let shares = self.engine_lock.shares();
         self.engine_lock.notify_change();
+        self.await_heir(listener, closed);
         let began = Instant::now();
         let (mut left, mut without_room) = (None, None);
         while self.has_others(listener) && !self.state().served.contains_key(&listener) {
@@ -220,6 +227,21 @@ impl Membership {
         }
         without_room.iter().for_each(|passed| self.reset(passed));
         self.abandon(listener);
+    }
+
+    /// Waits until a process serves an address, if one may: in the kernel a listener, and what has come to it, lives as long
+    /// as a copy.
+    fn await_heir(&self, listener: SocketAddr, closed: &dyn Closed) {
+        let began = Instant::now();
+        while !self.has_others(listener)
+            && closed.awaits_heir()
+            && !closed.is_stopped()
+            && began.elapsed() < HEIR_MAX
+        {
+            // SYNs are answered by that one.
+            self.abandon(listener);
+            thread::sleep(LEAVE_LOOK);
+        }
     }
 
     /// Passes on connections, beginning with `first`. Returns the one for which there is no room.

@@ -45,6 +45,10 @@ impl Closed for Waiting<'_> {
         false
     }
 
+    fn awaits_heir(&self) -> bool {
+        false
+    }
+
     fn handshake_count(&self) -> u32 {
         0
     }

@@ -275,8 +275,18 @@ fn running_with(others: Others) -> Result<&'static Runtime, Errno> {
 
 /// Index of a device's interface; 0 if it is gone.
 pub(crate) fn interface_of(device: DeviceIndex) -> u32 {
-    let interfaces = running().map_or(&[][..], |runtime| &runtime.interfaces);
-    interfaces.get(usize::from(device.0)).copied().unwrap_or(0)
+    interfaces().get(usize::from(device.0)).copied().unwrap_or(0)
+}
+
+/// Device at an interface, by the interface's index.
+pub(crate) fn device_of(index: u32) -> Option<DeviceIndex> {
+    let at = interfaces().iter().position(|own| *own == index && index != 0)?;
+    u8::try_from(at).ok().map(DeviceIndex)
+}
+
+/// Indices of the devices' interfaces.
+pub(crate) fn interfaces() -> &'static [u32] {
+    running().map_or(&[], |runtime| &runtime.interfaces)
 }
 
 /// Engine of this process, for a socket whose packets no other process may receive.

@@ -1,5 +1,6 @@
 //! A UDP socket of the program that the library has taken over.
 
+pub(crate) mod groups; // multicast
 mod send;
 
 use std::cell::RefCell;
@@ -16,7 +17,9 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, readiness};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error, socket_reuseport};
+use rustix::net::sockopt::{
+    Timeout, set_socket_timeout, socket_error, socket_reuseaddr, socket_reuseport,
+};
 use rustix::net::{getpeername, getsockname};
 
 use crate::ancillary::scoped;
@@ -86,6 +89,9 @@ impl Udp {
         if socket_reuseport(descriptor).unwrap_or(false) {
             options = options.reuse_port();
         }
+        if socket_reuseaddr(descriptor).unwrap_or(false) {
+            options = options.reuse_address();
+        }
         // Before `bind`, from which on datagrams come.
         let (setter, readiness) = readiness().map_err(|error| unconnected_errno(&error))?;
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
@@ -118,6 +124,7 @@ impl Udp {
         };
         socket.adopt_settings();
         socket.adopt_cork();
+        socket.adopt_groups();
         table::insert(number, Arc::new(Socket::Udp(socket)));
         Ok(Takeover::Ours)
     }
@@ -125,6 +132,15 @@ impl Udp {
     /// The kernel's socket, for calls that it answers for us.
     pub(crate) fn kernel(&self) -> BorrowedFd<'_> {
         self.kernel.as_fd()
+    }
+
+    /// The kernel's socket, which an option is to be set for.
+    ///
+    /// # Errors
+    /// `EBADF` in a child of the process that has the socket.
+    pub(crate) fn checked_kernel(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.check()?;
+        Ok(self.kernel())
     }
 
     /// The kernel's socket at the same port, if there is one.

@@ -77,6 +77,7 @@ fn main() {
         ("exe_8_child_serves_beside_its_parent", workers::child_serves_beside),
         ("exe_8_killed_process_is_replaced", workers::killed_is_replaced),
         ("exe_8_unaccepted_connections_are_passed_on", workers::unaccepted_are_passed_on),
+        ("exe_8_unaccepted_connections_await_next_process", workers::unaccepted_await_heir),
         ("exe_8_connections_without_room_are_reset", workers::refused_are_reset),
         ("exe_8_listener_is_reopened_while_others_serve", workers::listener_is_reopened),
         ("exe_5_closed_copy_leaves_port", forks::port_is_left),

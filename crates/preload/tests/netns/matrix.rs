@@ -21,6 +21,8 @@ const CALLS: &str = concat!(
     include_str!("matrix/lengths.py"),
     include_str!("matrix/modes.py"),
     include_str!("matrix/families.py"),
+    include_str!("matrix/sharing.py"),
+    include_str!("matrix/groups.py"),
     include_str!("matrix/states.py"),
     include_str!("matrix/vectors.py"),
     include_str!("matrix/settings.py"),
@@ -62,6 +64,7 @@ fn answers(config: Option<&str>) -> Vec<String> {
     let hosts = Hosts::new();
     with_ipv6(&hosts.near, "exa", "fd09::1/64");
     with_ipv6(&hosts.far, "exb", "fd09::2/64");
+    hosts.near.command("ip link set lo up");
     let _peer = Peer::start(&hosts);
     hosts.lines(Command::new("python3").args(["-c", CALLS]), config)
 }

@@ -389,3 +389,29 @@ pub(crate) fn listener_is_reopened() {
 pub(crate) fn refused_are_reset() {
     run_passes("full", await_resets);
 }
+
+/// Listens, and forks a server that closes its listener once a connection waits. Only then another server is forked.
+const HEIRS: &str = "
+import os, select, socket
+listener = socket.create_server(('10.9.0.1', 7))
+closed, ends = os.pipe(), os.pipe()
+if os.fork() == 0:
+    select.select([listener], [], [])
+    listener.close()
+    os.write(closed[1], b'x')
+    os.read(ends[0], 1)
+    os._exit(0)
+os.read(closed[0], 1)
+if os.fork() == 0:
+    connection, peer = listener.accept()
+    for line in connection.makefile():
+        connection.sendall(b'1\\n')
+    os._exit(0)
+os.wait()
+os.write(ends[1], b'x')
+os.wait()
+";
+
+pub(crate) fn unaccepted_await_heir() {
+    run(&[HEIRS], CONFIG, || assert_eq!(Client::first().say("hello").unwrap(), "1"));
+}

@@ -54,6 +54,9 @@ def peer():
             udp.sendto(b"d" * int(rest), NEAR)
         elif word == "ping":
             (udp_v6 if ":" in rest.split()[0] else udp).sendto(b"ping", (rest.split()[0], int(rest.split()[1])))
+        elif word in ("join", "leave"):
+            option = socket.IP_ADD_MEMBERSHIP if word == "join" else socket.IP_DROP_MEMBERSHIP
+            udp.setsockopt(socket.IPPROTO_IP, option, socket.inet_aton(rest) + socket.inet_aton(FAR[0]))
         elif word == "hear":
             from_v6 = udp_v6 if rest else udp
             from_v6.settimeout(20)
