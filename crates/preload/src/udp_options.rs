@@ -36,8 +36,8 @@ const SUPPORTED: [SocketOption; 51] = [
     // What is sent waits in the device's queue alone.
     SocketOption::of_socket(libc::SO_SNDBUF),
     SocketOption::of_socket(libc::SO_SNDBUFFORCE),
-    // No effect after bind, as in the kernel.
     SocketOption::of_socket(libc::SO_REUSEADDR),
+    // No effect after bind.
     SocketOption::of_socket(libc::SO_REUSEPORT),
     SocketOption::of_socket(libc::SO_INCOMING_CPU),
     SocketOption::of_socket(libc::SO_BUSY_POLL),
@@ -144,6 +144,7 @@ pub(crate) struct Settings {
     pub(crate) v4_marks: Option<(u8, u8)>,
     pub(crate) arrival_time: ArrivalTime,
     pub(crate) counts_dropped: bool,
+    pub(crate) reuses_address: bool,
     pub(crate) write_timeout: Option<Duration>,
 }
 
@@ -196,6 +197,7 @@ impl Settings {
             }),
             arrival_time: ArrivalTime::adopt(value),
             counts_dropped: is_on(SocketOption::of_socket(libc::SO_RXQ_OVFL)),
+            reuses_address: is_on(SocketOption::of_socket(libc::SO_REUSEADDR)),
             write_timeout: timeout(kernel, libc::SO_SNDTIMEO),
         }
     }

@@ -271,6 +271,11 @@ impl NetState {
         self.publish(&sockets);
     }
 
+    /// Sets whether a socket reuses its address, which counts when others are bound.
+    pub(super) fn set_reuses_address(&self, id: SocketId, is_on: bool) {
+        self.sockets().bindings.set_reuses_address(id, is_on);
+    }
+
     /// Removes a socket that has no reader any more.
     pub(super) fn close(&self, id: SocketId) {
         let mut sockets = self.sockets();

@@ -10,7 +10,7 @@ use forebay_stack::socket::account::{Account, CounterSums};
 use forebay_stack::socket::counters::LaneCounters;
 use forebay_stack::socket::reader::SocketReader;
 use rustix::io::Errno;
-use rustix::net::sockopt::set_ip_multicast_ttl;
+use rustix::net::sockopt::{set_ip_multicast_ttl, set_socket_reuseaddr};
 
 use super::datagram::Datagrams;
 use super::endpoint::Endpoint;
@@ -326,6 +326,19 @@ impl UdpSocket {
     /// (`SO_BROADCAST`). Default: true, unlike the kernel's.
     pub fn set_broadcast(&self, may_broadcast: bool) {
         self.0.options.may_broadcast.store(may_broadcast, Ordering::Relaxed);
+    }
+
+    /// Sets whether sockets that [reuse](super::SocketOptions::reuse_address) addresses, too, may be bound beside this one
+    /// (`SO_REUSEADDR`).
+    ///
+    /// # Errors
+    /// The kernel's, for the socket that reserves the port.
+    pub fn set_reuse_address(&self, is_on: bool) -> io::Result<()> {
+        if let Some(reserved) = &self.0.reserved {
+            set_socket_reuseaddr(reserved, is_on)?;
+        }
+        self.0.shared.set_reuses_address(self.0.id, is_on);
+        Ok(())
     }
 
     /// Joins a multicast group on all devices. On a device that the kernel has too, the kernel also

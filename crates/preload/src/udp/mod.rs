@@ -179,7 +179,11 @@ impl Udp {
                 }
             }
         }
-        self.settings.store(Arc::new(Settings::adopt(self.kernel(), &self.udp, self.is_ipv6)));
+        let settings = Settings::adopt(self.kernel(), &self.udp, self.is_ipv6);
+        if settings.reuses_address != self.settings.load().reuses_address {
+            let _ = self.udp.set_reuse_address(settings.reuses_address); // the kernel's socket has taken it
+        }
+        self.settings.store(Arc::new(settings));
         if let Ok(readiness) = self.udp.descriptor() {
             let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);
             let _ = set_socket_timeout(readiness, Timeout::Recv, wait); // as valid as it was there

@@ -13,6 +13,7 @@ def sharing(connection, tell):
     all = [(address, options[0]) for address in SHARED]
     share(tell, *all)
     share(tell, *reversed(all), *all)
+    reuse_later()
 
 
 def share(tell, *planned):
@@ -34,3 +35,18 @@ def share(tell, *planned):
                 it.recv(4)
     for it in bound:
         it.close()
+
+
+def reuse_later():
+    """SO_REUSEADDR set and cleared after bind, as NTP servers do: it counts when others are bound."""
+    for set, asks in ((False, True), (True, True), (True, False)):
+        first, second, third = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(3))
+        first.bind(("0.0.0.0", 17))
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, set)
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, asks)
+        say(f"bind beside {set} by {asks}", second.bind, ("10.9.0.1", 17))
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        third.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        say("bind after that", third.bind, ("127.0.0.1", 17))
+        for it in (first, second, third):
+            it.close()

@@ -126,6 +126,19 @@ impl Bindings {
         }
     }
 
+    /// Sets whether a socket [reuses](Binding::reuses_address) its address. It stays at its place among the others.
+    pub fn set_reuses_address(&mut self, id: SocketId, is_on: bool) {
+        let place = self.placed.get_mut(id.index()).and_then(Option::as_mut);
+        let Some(placed) = place.filter(|placed| placed.binding.id == id) else { return };
+        let binding = Binding { reuses_address: is_on, ..placed.binding.clone() };
+        *placed = Arc::new(Placed { binding, ..**placed });
+        for address in placed.binding.addresses() {
+            if let Some(spot) = self.spots.get_mut(&(placed.binding.local.port(), address)) {
+                spot.replace(placed);
+            }
+        }
+    }
+
     /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As in the kernel,
     /// of the sockets that have an address in common with `new` and do not [reuse](Binding::reuses_address)
     /// it with `new`, the first in lookup order decides.
@@ -189,6 +202,14 @@ impl Spot {
             self.open.insert(looked_at, Arc::clone(placed));
         } else if let Some(group) = placed.binding.shared() {
             *self.connected.entry(group).or_default() += 1;
+        }
+    }
+
+    /// Replaces a socket by one with the same addresses, which is at the same place.
+    fn replace(&mut self, placed: &Arc<Placed>) {
+        let looked_at = LookedAt::of(placed);
+        for sockets in [&mut self.all, &mut self.open] {
+            sockets.entry(looked_at).and_modify(|before| *before = Arc::clone(placed));
         }
     }
 

@@ -54,6 +54,7 @@ enum Change {
     Close(proptest::sample::Index),
     /// Another binding for a socket, as when it is connected or joins a group.
     Rebind(proptest::sample::Index, Binding),
+    Reuse(proptest::sample::Index, bool),
 }
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
@@ -62,6 +63,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
         1 => any::<proptest::sample::Index>().prop_map(Change::Close),
         2 => (any::<proptest::sample::Index>(), binding())
             .prop_map(|(which, binding)| Change::Rebind(which, binding)),
+        1 => any::<(proptest::sample::Index, bool)>()
+            .prop_map(|(which, is_on)| Change::Reuse(which, is_on)),
     ];
     proptest::collection::vec(change, 0..20)
 }
@@ -95,7 +98,13 @@ fn changed(changes: Vec<Change>, seed: u64) -> (Bindings, Vec<Binding>) {
                 bindings.rebind(id, |of| *of = binding.clone());
                 expected.push(binding);
             }
-            Change::Close(_) | Change::Rebind(..) => {}
+            Change::Reuse(which, is_on) if !expected.is_empty() => {
+                let at = which.index(expected.len());
+                let changed = &mut expected[at];
+                changed.reuses_address = is_on;
+                bindings.set_reuses_address(changed.id, is_on);
+            }
+            Change::Close(_) | Change::Rebind(..) | Change::Reuse(..) => {}
         }
     }
     (bindings, expected)
