@@ -48,9 +48,8 @@ impl Closed for ClosedListener<'_> {
         self.leaving.is_stopped.load(Ordering::SeqCst)
     }
 
-    fn awaits_heir(&self) -> bool {
-        let unaccepted = self.tcp.waiting_count() + self.tcp.handshake_count();
-        unaccepted > 0 && self.others.is_some_and(OtherCopies::are_some)
+    fn is_open_elsewhere(&self) -> bool {
+        self.others.is_some_and(OtherCopies::are_some)
     }
 
     fn handshake_count(&self) -> u32 {
@@ -76,7 +75,7 @@ pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>, others: Opt
     let leaving = Leaving { addresses, is_stopped: AtomicBool::default(), forks: forks() };
     let closed = ClosedListener { leaving: &leaving, tcp: &served.tcp, others: others.as_ref() };
     let has_others = |address: &SocketAddr| membership.has_others(*address);
-    if !closed.awaits_heir() && !leaving.addresses.iter().any(has_others) {
+    if !closed.is_open_elsewhere() && !leaving.addresses.iter().any(has_others) {
         return leaving.addresses.into_iter().for_each(|address| membership.abandon(address));
     }
     let leaving = Arc::new(leaving);

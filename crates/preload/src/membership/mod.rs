@@ -43,7 +43,7 @@ const ATTEMPTS_MAX: usize = 8;
 /// Connections that a process keeps for its next look, as it cannot go on with them.
 const REFUSED_MAX: usize = 64;
 
-/// Longest wait for a process that serves a closed listener, of which it has a copy.
+/// Longest wait of connections that were passed on for a process that serves some address.
 const HEIR_MAX: Duration = Duration::from_secs(5);
 
 /// Longest wait for handshakes that have begun at a closed listener.
@@ -64,8 +64,8 @@ pub(crate) trait Closed {
     /// True once this process listens at its address anew.
     fn is_stopped(&self) -> bool;
 
-    /// True if another process has a copy, which it may serve, and some connection has not been accepted.
-    fn awaits_heir(&self) -> bool;
+    /// True if another process has a copy, which it may serve later.
+    fn is_open_elsewhere(&self) -> bool;
 
     /// Handshakes whose ACK may still come.
     fn handshake_count(&self) -> u32;
@@ -87,6 +87,8 @@ struct State {
     have_been_others: bool,
     /// Listeners of this process at each address.
     served: HashMap<SocketAddr, usize>,
+    /// Time since when no process serves any address.
+    unserved_since: Option<Instant>,
     /// Connections that others have passed on, which this process claims and cannot go on with, and the attempts so far.
     refused: Vec<(PassedConnection, u16)>,
 }
@@ -117,6 +119,7 @@ impl Membership {
             alone_since: [None; BUCKETS],
             have_been_others: false,
             served: HashMap::new(),
+            unserved_since: None,
             refused: Vec::new(),
         };
         Self { engine_lock, rings, state: Mutex::new(state) }
@@ -203,18 +206,22 @@ impl Membership {
     }
 
     /// Lets other processes take over the new connections of an address, if there are such, and the handshakes that
-    /// have begun.
+    /// have begun. If none serves it so far, but one has a copy of the listener, what has come waits for that: in the kernel
+    /// a listener lives as long as a copy.
     pub(crate) fn leave(&self, listener: SocketAddr, closed: &dyn Closed) {
         let shares = self.engine_lock.shares();
         self.engine_lock.notify_change();
-        self.await_heir(listener, closed);
         let began = Instant::now();
         let (mut left, mut without_room) = (None, None);
-        while self.has_others(listener) && !self.state().served.contains_key(&listener) {
+        while !self.state().served.contains_key(&listener) {
+            let has_heir = self.has_others(listener);
+            if !has_heir && !closed.is_open_elsewhere() {
+                break;
+            }
             // First: what has come before is passed on, too.
             let (is_last, handshakes) = (closed.is_stopped(), closed.handshake_count());
             without_room = self.pass_all(without_room, closed);
-            if began.elapsed() > LEAVE_MAX {
+            if !has_heir || began.elapsed() > LEAVE_MAX {
                 self.abandon(listener);
             }
             let is_over = !shares.owns_some(listener)
@@ -227,21 +234,6 @@ impl Membership {
         }
         without_room.iter().for_each(|passed| self.reset(passed));
         self.abandon(listener);
-    }
-
-    /// Waits until a process serves an address, if one may: in the kernel a listener, and what has come to it, lives as long
-    /// as a copy.
-    fn await_heir(&self, listener: SocketAddr, closed: &dyn Closed) {
-        let began = Instant::now();
-        while !self.has_others(listener)
-            && closed.awaits_heir()
-            && !closed.is_stopped()
-            && began.elapsed() < HEIR_MAX
-        {
-            // SYNs are answered by that one.
-            self.abandon(listener);
-            thread::sleep(LEAVE_LOOK);
-        }
     }
 
     /// Passes on connections, beginning with `first`. Returns the one for which there is no room.
@@ -267,8 +259,7 @@ impl Membership {
     fn adopt_passed(&self) {
         let (mailbox, shares) = (self.engine_lock.mailbox(), self.engine_lock.shares());
         self.leave_refused();
-        // Without any process that serves an address each one may find that.
-        let is_its = || !self.state().served.is_empty() || !shares.are_some_served();
+        let is_its = || self.serves_or_nobody_will();
         let has_room = || self.state().refused.len() < REFUSED_MAX;
         let last = ATTEMPTS_MAX * (1 + shares.others().count());
         while is_its()
@@ -291,6 +282,16 @@ impl Membership {
             }
         }
         self.leave_refused();
+    }
+
+    /// True if this process serves an address, or if none has served one for so long that none will.
+    fn serves_or_nobody_will(&self) -> bool {
+        let mut state = self.state();
+        if !state.served.is_empty() || self.engine_lock.shares().are_some_served() {
+            state.unserved_since = None;
+            return !state.served.is_empty();
+        }
+        state.unserved_since.get_or_insert_with(Instant::now).elapsed() >= HEIR_MAX
     }
 
     /// Leaves connections that this process cannot go on with to another one, which serves the address, or has room, and is

@@ -270,12 +270,6 @@ impl TcpListener {
         self.0.queues.handshakes() + self.0.queues.opening()
     }
 
-    /// Number of connections that wait to be accepted.
-    #[must_use]
-    pub fn waiting_count(&self) -> u32 {
-        self.0.queues.waiting()
-    }
-
     /// Takes the first connection that waits and whose handshake is over, for a listener of another process.
     #[must_use]
     pub fn pass_on(&self) -> Option<PassedConnection> {
