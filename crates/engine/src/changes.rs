@@ -14,7 +14,6 @@ use forebay_sys::error::Error;
 use forebay_sys::refused::{Refused, Written};
 
 use super::config::Config;
-use super::limits::{BURST_MAX, DEFER_MAX};
 use super::log::{LogCursor, Writer};
 use super::question::Question;
 use super::reclaim::{Reclaimer, Retired};
@@ -419,25 +418,21 @@ impl Changes {
             Change::RpsCpus(..) => cpus.split_by(&self.settings.cpus).1,
             _ => cpus.split_by(&self.cpus).1,
         });
-        let at_most = |asked: u32, most: u32, why: &str| {
-            if asked > most { format!("{most}: {why}") } else { String::new() }
-        };
         let in_effect = match change {
             Change::RpsCpus(_, cpus) if self.in_force(cpus).is_empty() => {
                 "RPS is off: no CPU of the mask runs".to_owned()
             }
-            Change::NetdevMaxBacklog(packets) if *packets >= BACKLOG_CAPACITY_MAX => {
-                at_most(*packets, BACKLOG_CAPACITY_MAX - 1, "no ring is larger")
+            Change::NetdevMaxBacklog(BACKLOG_CAPACITY_MAX..) => {
+                format!("{}: no ring is larger", BACKLOG_CAPACITY_MAX - 1)
             }
             Change::NetdevMaxBacklog(packets) if *packets >= self.backlog_made => format!(
                 "{packets}, as far as there is packet memory, which was made for {}: what finds none \
                  is dropped as no_buffer; begin the run with a larger one",
                 self.backlog_made
             ),
-            Change::DevWeight(frames) => {
-                at_most(*frames, BURST_MAX, "no more frames are taken from a queue at once")
+            Change::DevWeight(_) | Change::DevWeightRxBias(_) | Change::SkbDeferMax(_) => {
+                self.settings.limits.in_effect(change)
             }
-            Change::SkbDeferMax(frames) => at_most(*frames, DEFER_MAX, "frames go home in batches"),
             Change::RfsDesired { .. } | Change::RpsFlowCnt(_, 1..)
                 if self.settings.rps_sock_flow_entries == 0 =>
             {

@@ -393,3 +393,6 @@ impl Activity {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

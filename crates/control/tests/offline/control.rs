@@ -159,6 +159,7 @@ fn writes_report_ignored_and_effective() {
     let in_effect = |name, text| control.write(&core(name), text).unwrap().in_effect;
     assert_eq!(in_effect("dev_weight", "100"), "");
     assert!(in_effect("dev_weight", "100000").starts_with("1024: "));
+    assert!(in_effect("dev_weight_rx_bias", "2").starts_with("1024 packets of backlogs: "));
     assert!(in_effect("netdev_max_backlog", "2000000000").starts_with("1048575: "));
     assert_eq!(control.read(&core("netdev_max_backlog")), Ok("2000000000\n".to_owned()));
     control.write("sys/devices/system/cpu/cpu1/online", "0").unwrap();
