@@ -234,11 +234,14 @@ impl<H: Handler> Loan<H> {
         }
     }
 
-    /// Lets a suspension begin anew, after a turn that has received what came meanwhile.
-    fn prolong(&self) {
-        if self.suspended_until_ns() > 0 {
-            let used_ns = self.used_ns.load(Ordering::Relaxed);
-            self.suspended_until_ns.store(used_ns + SUSPEND_NS, Ordering::Relaxed);
+    /// Lets the suspension until `until_ns` begin anew, after a turn that has received what came meanwhile. No effect if
+    /// another thread has ended it.
+    fn prolong(&self, until_ns: u64) {
+        if until_ns > 0 {
+            let later_ns = self.used_ns.load(Ordering::Relaxed) + SUSPEND_NS;
+            let until = &self.suspended_until_ns;
+            let _ =
+                until.compare_exchange(until_ns, later_ns, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -259,7 +262,7 @@ impl<H: Handler> Loan<H> {
         let turned = self.try_turn();
         woken.disarm();
         if turned.has_found && is_alone {
-            self.prolong();
+            self.prolong(self.suspended_until_ns());
         } else {
             self.resume();
         }

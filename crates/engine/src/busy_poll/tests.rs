@@ -165,7 +165,7 @@ impl Rig {
 }
 
 /// A CPU that the test turns, and what its threads and the application share.
-fn lone_cpu(spin_max_ns: u64, fed: &Arc<Fed>) -> (CpuThread<Ordered>, impl BusyPoll + 'static) {
+fn lone_cpu(spin_max_ns: u64, fed: &Arc<Fed>) -> (CpuThread<Ordered>, Borrowers<Ordered>) {
     let event = Arc::new(Event::new().unwrap());
     let source = FedSource { fed: Arc::clone(fed), event, taken: 0 };
     let config = Config { cpus: CpuList::new([CpuId(0)]), spin_max_ns, ..Config::live() };
@@ -443,6 +443,22 @@ fn exe_9_panic_of_borrower_wakes_cpu() {
     rig.busy_poll.suspend();
     assert!(rig.loan.suspended_until_ns() > 0, "no thread waits any more");
     assert_eq!(rig.end(), 1);
+}
+
+#[test]
+fn exe_9_ended_suspension_stays_ended() {
+    let (_cpu, borrowers) = lone_cpu(SPIN_MAX_NS, &Arc::default());
+    let loan = &borrowers.loans[0];
+    loan.was_lent.store(true, Ordering::Relaxed);
+    loan.suspend();
+    let until_ns = loan.suspended_until_ns();
+    assert!(until_ns > 0);
+    loan.used_ns.store(1, Ordering::Relaxed);
+    loan.prolong(until_ns);
+    assert_eq!(loan.suspended_until_ns(), until_ns + 1);
+    loan.resume(); // by a thread that waits, too
+    loan.prolong(until_ns + 1);
+    assert_eq!(loan.suspended_until_ns(), 0);
 }
 
 #[test]
