@@ -146,6 +146,10 @@ fn rps_8_and_rfs_10_knobs_read_what_is_in_force() {
     assert_eq!(set("coalesce", "on"), Err(Errno::Inval));
     assert_eq!(set("cpu1/online", "0\n"), Ok("0".to_owned()));
     assert_eq!(set("cpu0/online", "off"), Err(Errno::Busy), "the last one stays");
+    for text in [" 0\n", "\n0", "\t1", " on", "2", "\n"] {
+        assert_eq!(set("cpu1/online", text), Err(Errno::Inval), "{text:?}");
+    }
+    assert_eq!(set("cpu1/online", "nonsense, from the second character on"), Ok("0".to_owned()));
     assert_eq!(control.read("sys/devices/system/cpu/online"), Ok("0\n".to_owned()));
     assert_eq!(set("forebay/cpus", "0-1\n"), Ok("0-1".to_owned()));
     assert_eq!(set("softnet_stat", "1"), Err(Errno::Access));
