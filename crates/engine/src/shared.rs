@@ -332,6 +332,11 @@ impl EngineState {
         self.changes().follower()
     }
 
+    /// Records that backlog rings of this many slots are made.
+    pub(super) fn rings_made(&self, slots: u32) {
+        self.changes().rings_made(slots);
+    }
+
     /// Makes a change, wakes all CPUs to apply it, and returns the part that is in force.
     pub fn change(&self, change: &Change) -> Result<Written, Refused> {
         let written = self.changes().change(change);
