@@ -1,3 +1,5 @@
+use std::fs;
+
 use forebay_buf::Position;
 use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
 use forebay_rx::backlog::Backlogs;
@@ -10,6 +12,7 @@ use forebay_sys::cpu_list::CpuList;
 
 use super::*;
 use crate::limits::BURST_MAX;
+use crate::trace::Trace;
 use crate::{Config, Engine};
 
 /// Device that receives nothing.
@@ -40,6 +43,31 @@ impl Handler for Feeding {
         }
         self.backlogs.publish(0).for_each(drop);
     }
+}
+
+/// Device that receives a frame at a time, each 2^30 frames after the one before.
+struct Sparse(u64);
+
+impl Source for Sparse {
+    fn poll(
+        &mut self,
+        _: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        let mut frame = pool.allocate(60).unwrap();
+        frame.set_len(60);
+        let arrival = Arrival::of_frame(self.0);
+        self.0 += 1 << 30;
+        burst.packets.push(Packet::received(frame, arrival, 60, Link::Ethernet));
+        Ok(Polled::Idle)
+    }
+}
+
+struct Idler;
+
+impl Handler for Idler {
+    fn handle(&mut self, _: &mut Batch<'_>) {}
 }
 
 /// Worker of one CPU over this source.
@@ -83,4 +111,24 @@ fn promise_3_turn_delivers_a_burst_at_most() {
         assert_eq!(worker.handler.handled, BURST_MAX, "{dev_weight} times {dev_weight_rx_bias}");
         assert!(worker.delivery.has_work(), "more was queued meanwhile");
     }
+}
+
+#[test]
+fn lost_frames_have_full_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = Trace::open(directory.path(), false, false).unwrap();
+    trace.begin().unwrap();
+    let cpus = CpuList::new([CpuId(0)]);
+    let config = Config { cpus, trace: Some(Arc::clone(&trace)), ..Config::live() };
+    let mut worker = worker(&config, Sparse(0), Idler);
+    for _ in 0..9 {
+        worker.turn(0);
+    }
+    worker.life = ThreadState::Terminating;
+    worker.turn(0);
+    worker.recover(None);
+    assert_eq!(trace.finish("{}").len(), 0);
+    let rows = fs::read_to_string(directory.path().join("drop.csv")).unwrap();
+    let row = format!("0,{},cpu_lost,", 9_u64 << 30);
+    assert!(rows.lines().last().unwrap().starts_with(&row), "{rows}");
 }
