@@ -96,7 +96,8 @@ impl Control {
         };
         match file {
             File::Knob(knob, queue) => return self.write_knob(knob, queue, text),
-            File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(line)?)),
+            // The kernel looks at the first characters as they were written.
+            File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(text)?)),
             File::Coalesce(knob) | File::Balance(knob) | File::Spread(knob) => {
                 set(format!("{knob}={line}").parse())
             }

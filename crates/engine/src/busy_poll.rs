@@ -39,7 +39,8 @@ const TIMER_SLACK_NS: u64 = 50_000;
 /// Turns by threads of the application that wait for packets.
 pub trait BusyPoll: Send + Sync {
     /// Begins a wait: counts the calling thread as waiting, and turns the sleeping CPUs that poll queues. Returns true if
-    /// packets were received. A caller that then sleeps all the same calls [`resume`](Self::resume).
+    /// packets were received. A caller that then sleeps all the same calls [`resume`](Self::resume). A wait whose
+    /// turns panic has ended.
     fn before_wait(&self) -> bool;
 
     /// True while a CPU sleeps to let readers catch up: the caller's sockets may be readable already.
@@ -103,9 +104,12 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
     fn before_wait(&self) -> bool {
         // First: a thread that ends its wait then leaves the CPUs awake for this one.
         let is_alone = self.waiting.fetch_add(1, Ordering::SeqCst) == 0;
+        let counted = OnPanic(|| self.after_wait());
         // A CPU's own thread turns its own.
-        !is_cpu()
-            && self.loans.iter().fold(false, |has_found, loan| loan.turn(is_alone) | has_found)
+        let has_found = !is_cpu()
+            && self.loans.iter().fold(false, |has_found, loan| loan.turn(is_alone) | has_found);
+        counted.disarm();
+        has_found
     }
 
     fn is_moderated(&self) -> bool {
@@ -130,6 +134,21 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.resume();
         }
+    }
+}
+
+/// Action for when a panic unwinds past this value.
+struct OnPanic<F: Fn()>(F);
+
+impl<F: Fn()> OnPanic<F> {
+    fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<F: Fn()> Drop for OnPanic<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 
@@ -215,11 +234,14 @@ impl<H: Handler> Loan<H> {
         }
     }
 
-    /// Lets a suspension begin anew, after a turn that has received what came meanwhile.
-    fn prolong(&self) {
-        if self.suspended_until_ns() > 0 {
-            let used_ns = self.used_ns.load(Ordering::Relaxed);
-            self.suspended_until_ns.store(used_ns + SUSPEND_NS, Ordering::Relaxed);
+    /// Lets the suspension until `until_ns` begin anew, after a turn that has received what came meanwhile. No effect if
+    /// another thread has ended it.
+    fn prolong(&self, until_ns: u64) {
+        if until_ns > 0 {
+            let later_ns = self.used_ns.load(Ordering::Relaxed) + SUSPEND_NS;
+            let until = &self.suspended_until_ns;
+            let _ =
+                until.compare_exchange(until_ns, later_ns, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -234,14 +256,18 @@ impl<H: Handler> Loan<H> {
         if !self.was_lent.load(Ordering::Relaxed) {
             return false;
         }
+        let wake = || self.shared.cpu_waker(self.index).wake();
+        // The CPU's own thread may have no other reason to look: the source's descriptor has been emptied.
+        let woken = OnPanic(wake);
         let turned = self.try_turn();
+        woken.disarm();
         if turned.has_found && is_alone {
-            self.prolong();
+            self.prolong(self.suspended_until_ns());
         } else {
             self.resume();
         }
         if turned.must_wake {
-            self.shared.cpu_waker(self.index).wake();
+            wake();
         }
         turned.has_found
     }

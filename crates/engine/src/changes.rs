@@ -1,20 +1,20 @@
 //! Live changes on their way to the threads: checked, prepared and numbered, in one order for all.
 
+mod memory; // memory that a change allocates
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use forebay_rx::backlog::{BACKLOG_CAPACITY_MAX, FlowLimit, capacity_for};
 use forebay_rx::hash::Hasher;
-use forebay_rx::steer::{FlowTables, RPS_FLOW_CNT, SockFlowTable};
+use forebay_rx::steer::{FlowTables, SockFlowTable};
 use forebay_rx::{CpuId, RxQueue};
-use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
 use forebay_sys::error::Error;
 use forebay_sys::refused::{Refused, Written};
 
 use super::config::Config;
-use super::limits::{BURST_MAX, DEFER_MAX};
 use super::log::{LogCursor, Writer};
 use super::question::Question;
 use super::reclaim::{Reclaimer, Retired};
@@ -27,9 +27,6 @@ pub const CHANGES_MAX: usize = 4096;
 
 /// Number of waiting entries from which on questions are refused.
 pub const QUESTIONS_MAX: usize = 256;
-
-/// Memory of one backlog slot, in bytes: a packet, and its note in a trace.
-const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
 
 /// Entry of the log.
 #[derive(Clone, Debug)]
@@ -109,6 +106,8 @@ pub(super) struct Changes {
     trace: Option<Arc<Trace>>,
     /// Backlog length that packet memory was made for, in packets.
     backlog_made: u32,
+    /// Slots of each backlog ring; 0 until the rings are made.
+    ring_slots: u32,
     /// Errors of scripted changes that could not be made.
     refused: Vec<Error>,
     reclaimer: Arc<Reclaimer>,
@@ -131,9 +130,15 @@ impl Changes {
             devices: config.devices.len(),
             trace: config.trace.clone(),
             backlog_made: config.backlog_capacity(),
+            ring_slots: 0,
             refused: Vec::new(),
             reclaimer,
         }
+    }
+
+    /// Records that the backlog rings are made.
+    pub(super) fn rings_made(&mut self, slots: u32) {
+        self.ring_slots = self.ring_slots.max(slots);
     }
 
     /// Takes the errors of scripted changes that could not be made.
@@ -252,45 +257,6 @@ impl Changes {
         }
     }
 
-    /// Checks that there is memory for the tables of a change: all are made, or none.
-    fn check_memory(&self, change: &Change) -> Result<(), Refused> {
-        let slots = |slots: u32| u64::from(slots).next_power_of_two();
-        let need_bytes = match change {
-            Change::RpsFlowCnt(queues, count) => {
-                let queues = if *queues == Queues::All { self.settings.queues.len() } else { 1 };
-                let count = if *count > 0 { *count } else { RPS_FLOW_CNT };
-                slots(count) * FlowTables::SLOT_BYTES as u64 * queues as u64
-            }
-            Change::HashKey(_) | Change::FlowKey(_) => {
-                let all = self.settings.queues.iter();
-                all.map(|queue| slots(queue.rps_flow_cnt)).sum::<u64>()
-                    * FlowTables::SLOT_BYTES as u64
-            }
-            Change::RpsSockFlowEntries(entries) => {
-                slots(*entries) * SockFlowTable::ENTRY_BYTES as u64
-            }
-            Change::NetdevMaxBacklog(packets) => {
-                let rings = self.settings.queues.len() * self.cpus.cpus().len();
-                u64::from(capacity_for(*packets)) * BACKLOG_PLACE_BYTES * rings as u64
-            }
-            Change::FlowLimitTableLen(len) => u64::from(*len) * self.settings.queues.len() as u64,
-            Change::FlowLimitCpuBitmap(cpus) if !cpus.is_empty() => {
-                u64::from(self.settings.flow_limit_table_len) * self.settings.queues.len() as u64
-            }
-            _ => return Ok(()),
-        };
-        let probe = usize::try_from(need_bytes).ok();
-        let is_given = probe.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
-        match sys::available_memory_bytes() {
-            Some(have_bytes) if need_bytes > have_bytes => {
-                let why = format!("that takes {need_bytes} bytes, and {have_bytes} can be had");
-                Err(Refused::new(Errno::NoMem, why))
-            }
-            _ if is_given => Ok(()),
-            _ => Err(Refused::new(Errno::NoMem, format!("that takes {need_bytes} bytes"))),
-        }
-    }
-
     /// Makes a change and its tables. A change of one CPU's state becomes one of all running CPUs.
     fn make(&mut self, change: &Change) -> Result<(Change, ChangedParts), Refused> {
         self.check(change)?;
@@ -362,6 +328,9 @@ impl Changes {
         if let Some(change) = &change {
             self.settings.apply(change);
         }
+        if let Some(Change::NetdevMaxBacklog(packets)) = &change {
+            self.rings_made(capacity_for(*packets));
+        }
         let rows = change.as_ref().map(|change| self.rows(change)).unwrap_or_default();
         let parts = parts.unwrap_or(ChangedParts::None);
         let made = Made { epoch: self.epoch, change, parts, rows, is_scripted };
@@ -419,25 +388,21 @@ impl Changes {
             Change::RpsCpus(..) => cpus.split_by(&self.settings.cpus).1,
             _ => cpus.split_by(&self.cpus).1,
         });
-        let at_most = |asked: u32, most: u32, why: &str| {
-            if asked > most { format!("{most}: {why}") } else { String::new() }
-        };
         let in_effect = match change {
             Change::RpsCpus(_, cpus) if self.in_force(cpus).is_empty() => {
                 "RPS is off: no CPU of the mask runs".to_owned()
             }
-            Change::NetdevMaxBacklog(packets) if *packets >= BACKLOG_CAPACITY_MAX => {
-                at_most(*packets, BACKLOG_CAPACITY_MAX - 1, "no ring is larger")
+            Change::NetdevMaxBacklog(BACKLOG_CAPACITY_MAX..) => {
+                format!("{}: no ring is larger", BACKLOG_CAPACITY_MAX - 1)
             }
             Change::NetdevMaxBacklog(packets) if *packets >= self.backlog_made => format!(
                 "{packets}, as far as there is packet memory, which was made for {}: what finds none \
                  is dropped as no_buffer; begin the run with a larger one",
                 self.backlog_made
             ),
-            Change::DevWeight(frames) => {
-                at_most(*frames, BURST_MAX, "no more frames are taken from a queue at once")
+            Change::DevWeight(_) | Change::DevWeightRxBias(_) | Change::SkbDeferMax(_) => {
+                self.settings.limits.in_effect(change)
             }
-            Change::SkbDeferMax(frames) => at_most(*frames, DEFER_MAX, "frames go home in batches"),
             Change::RfsDesired { .. } | Change::RpsFlowCnt(_, 1..)
                 if self.settings.rps_sock_flow_entries == 0 =>
             {

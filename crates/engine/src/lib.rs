@@ -126,6 +126,7 @@ impl<H: Handler + 'static> Engine<H> {
                 lanes.push(lane);
             }
         }
+        shared.rings_made(config.backlog_capacity());
         let mut counters: Vec<_> = queues.iter().flatten().map(Queue::counted).collect();
         counters.sort_by_key(|(queue, _)| *queue);
         let mailboxes: Mailboxes = cpus.iter().map(|_| Mailbox::default()).collect();

@@ -4,8 +4,8 @@ use forebay_rx::intake::DEV_WEIGHT;
 
 use crate::knobs::Change;
 
-/// Maximum number of frames taken from a queue at once, whatever the `dev_weight`: a burst is
-/// processed as a whole.
+/// Maximum number of frames taken from a queue at once, and of packets from the backlogs in a turn, whatever the
+/// `dev_weight` and its bias: a burst is processed as a whole.
 pub const BURST_MAX: u32 = 1024;
 
 /// Maximum number of changes that a queue, or a CPU, applies in one turn, so that none is longer than a burst; the
@@ -65,16 +65,40 @@ impl Limits {
         self.dev_weight.clamp(1, BURST_MAX) as usize
     }
 
-    /// Maximum number of packets taken from the backlogs in a turn, at least 1.
+    /// Maximum number of packets taken from the backlogs in a turn, at least 1: backlogs that other CPUs fill meanwhile
+    /// do not keep a CPU from its queues.
     #[must_use]
     pub fn packets(&self) -> usize {
-        self.dev_weight.saturating_mul(self.dev_weight_rx_bias).max(1) as usize
+        self.biased_weight().clamp(1, BURST_MAX) as usize
+    }
+
+    /// `dev_weight` for backlogs, as written.
+    fn biased_weight(&self) -> u32 {
+        self.dev_weight.saturating_mul(self.dev_weight_rx_bias)
     }
 
     /// Maximum number of frames that wait to be returned together.
     #[must_use]
     pub fn deferred(&self) -> usize {
         self.skb_defer_max.min(DEFER_MAX) as usize
+    }
+
+    /// Part in force of a change after which these are the limits; empty if all of it is.
+    pub(super) fn in_effect(&self, change: &Change) -> String {
+        match change {
+            Change::DevWeight(frames) if *frames > BURST_MAX => {
+                format!("{BURST_MAX}: no more frames are taken from a queue at once")
+            }
+            Change::DevWeight(_) | Change::DevWeightRxBias(_)
+                if self.biased_weight() > BURST_MAX =>
+            {
+                format!("{BURST_MAX} packets of backlogs: no more are delivered in a turn")
+            }
+            Change::SkbDeferMax(frames) if *frames > DEFER_MAX => {
+                format!("{DEFER_MAX}: frames go home in batches")
+            }
+            _ => String::new(),
+        }
     }
 
     /// Budget of a turn that begins at `now_ns`.
@@ -142,7 +166,35 @@ mod tests {
     fn advised_moves_end_bursts() {
         let least = Limits { dev_weight: 0, dev_weight_rx_bias: 0, ..Limits::default() };
         assert_eq!((least.burst(), least.packets()), (1, 1));
-        let most = Limits { dev_weight: 1 << 30, dev_weight_rx_bias: 1 << 30, ..least };
-        assert_eq!((most.burst(), most.packets()), (1024, u32::MAX as usize));
+        for (dev_weight, dev_weight_rx_bias, burst) in
+            [(1 << 30, 1 << 30, 1024), (1 << 31, 1, 1024), (64, 1 << 31, 64), (600, 2, 600)]
+        {
+            let most = Limits { dev_weight, dev_weight_rx_bias, ..least };
+            assert_eq!((most.burst(), most.packets()), (burst, 1024));
+        }
+    }
+
+    #[test]
+    fn limited_values_are_told() {
+        let mut limits = Limits::default();
+        for (change, told) in [
+            ("dev_weight=1024", ""),
+            ("dev_weight=1025", "1024: "),
+            ("dev_weight=512", ""),
+            ("dev_weight_rx_bias=2", ""),
+            ("dev_weight_rx_bias=3", "1024 packets of backlogs: "),
+            ("dev_weight=341", ""),
+            ("dev_weight=342", "1024 packets of backlogs: "),
+            ("dev_weight=2147483647", "1024: "),
+            ("netdev_budget=2147483647", ""),
+            ("skb_defer_max=32", ""),
+            ("skb_defer_max=33", "32: "),
+        ] {
+            let parsed = change.parse().unwrap();
+            limits = limits.after(&parsed);
+            let in_effect = limits.in_effect(&parsed);
+            assert!(in_effect.starts_with(told), "{change}: {in_effect}");
+            assert_eq!(in_effect.is_empty(), told.is_empty(), "{change}: {in_effect}");
+        }
     }
 }

@@ -284,6 +284,9 @@ impl Queue {
         self.burst.poll_status = poll_status;
         if let Some(last) = self.burst.packets.last() {
             self.next_frame = last.arrival.unwrap_near(self.next_frame) + 1;
+            if self.trace.is_some() {
+                shared.set_recent_frame(self.number(), self.next_frame);
+            }
         }
         self.intake_turn(shared);
     }

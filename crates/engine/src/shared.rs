@@ -54,6 +54,8 @@ pub struct EngineState {
     flow_limited: Box<[AtomicU64]>,
     /// CPU that polls each queue; written by that CPU.
     polling: Box<[Poller]>,
+    /// Number of a recent frame of each queue, while a trace is recorded; written by the CPU that polls it.
+    recent_frames: Box<[AtomicU64]>,
     /// Counters, by queue and by the CPU's index.
     counters: OnceLock<EngineCounters>,
     /// Number of threads that are ready on their CPUs; `started` lets them begin.
@@ -129,6 +131,7 @@ impl EngineState {
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             flow_limited: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             polling: (0..queues).map(|queue| Poller::new(config.polls(queue).0)).collect(),
+            recent_frames: (0..queues).map(|_| AtomicU64::new(0)).collect(),
             counters: OnceLock::new(),
             ready: AtomicUsize::new(0),
             started: AtomicBool::new(false),
@@ -332,6 +335,11 @@ impl EngineState {
         self.changes().follower()
     }
 
+    /// Records that backlog rings of this many slots are made.
+    pub(super) fn rings_made(&self, slots: u32) {
+        self.changes().rings_made(slots);
+    }
+
     /// Makes a change, wakes all CPUs to apply it, and returns the part that is in force.
     pub fn change(&self, change: &Change) -> Result<Written, Refused> {
         let written = self.changes().change(change);
@@ -409,6 +417,15 @@ impl EngineState {
     /// Records that `cpu` polls a queue from now on.
     pub(super) fn set_polls(&self, queue: RxQueue, cpu: CpuId) {
         self.polling[usize::from(queue.0)].take_over(cpu.0);
+    }
+
+    pub(super) fn set_recent_frame(&self, queue: RxQueue, frame: u64) {
+        self.recent_frames[usize::from(queue.0)].store(frame, Ordering::Relaxed);
+    }
+
+    /// Number of a recent frame of a queue, while a trace is recorded.
+    pub(super) fn recent_frame(&self, queue: RxQueue) -> u64 {
+        self.recent_frames[usize::from(queue.0)].load(Ordering::Relaxed)
     }
 
     /// Number of queues.

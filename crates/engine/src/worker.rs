@@ -265,6 +265,9 @@ impl<H: Handler> Worker<H> {
         }
         self.life = ThreadState::Alive;
         let Some((queue, lost)) = self.delivery.abandon_batch() else { return };
+        if let Some(trace) = &mut self.trace {
+            trace.set_last_frame(self.shared.recent_frame(queue));
+        }
         for dropped in lost {
             if let Some(trace) = &self.trace {
                 trace.dropped(&dropped, queue);
@@ -393,3 +396,6 @@ impl Activity {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -146,6 +146,10 @@ fn rps_8_and_rfs_10_knobs_read_what_is_in_force() {
     assert_eq!(set("coalesce", "on"), Err(Errno::Inval));
     assert_eq!(set("cpu1/online", "0\n"), Ok("0".to_owned()));
     assert_eq!(set("cpu0/online", "off"), Err(Errno::Busy), "the last one stays");
+    for text in [" 0\n", "\n0", "\t1", " on", "2", "\n"] {
+        assert_eq!(set("cpu1/online", text), Err(Errno::Inval), "{text:?}");
+    }
+    assert_eq!(set("cpu1/online", "nonsense, from the second character on"), Ok("0".to_owned()));
     assert_eq!(control.read("sys/devices/system/cpu/online"), Ok("0\n".to_owned()));
     assert_eq!(set("forebay/cpus", "0-1\n"), Ok("0-1".to_owned()));
     assert_eq!(set("softnet_stat", "1"), Err(Errno::Access));
@@ -159,6 +163,7 @@ fn writes_report_ignored_and_effective() {
     let in_effect = |name, text| control.write(&core(name), text).unwrap().in_effect;
     assert_eq!(in_effect("dev_weight", "100"), "");
     assert!(in_effect("dev_weight", "100000").starts_with("1024: "));
+    assert!(in_effect("dev_weight_rx_bias", "2").starts_with("1024 packets of backlogs: "));
     assert!(in_effect("netdev_max_backlog", "2000000000").starts_with("1048575: "));
     assert_eq!(control.read(&core("netdev_max_backlog")), Ok("2000000000\n".to_owned()));
     control.write("sys/devices/system/cpu/cpu1/online", "0").unwrap();

@@ -24,7 +24,7 @@ struct Fed {
     frames: AtomicU64,
     /// Number of polls.
     polls: AtomicU64,
-    /// Number of frames handled, and the threads that did.
+    /// Number of frames handled or lost, and the threads that handled some.
     handled: Mutex<(u64, Vec<ThreadId>)>,
     /// True while a handler is to panic.
     panics: AtomicBool,
@@ -73,8 +73,12 @@ struct Ordered(Arc<Fed>);
 
 impl Handler for Ordered {
     fn handle(&mut self, batch: &mut Batch<'_>) {
-        assert!(!self.0.panics.swap(false, Ordering::Relaxed), "as the test asks");
         let mut handled = self.0.handled.lock().unwrap();
+        if self.0.panics.swap(false, Ordering::Relaxed) {
+            handled.0 += batch.packets.len() as u64;
+            drop(handled);
+            panic!("as the test asks");
+        }
         for packet in batch.packets.iter() {
             assert_eq!(packet.frame.data()[..8], handled.0.to_be_bytes(), "out of order");
             handled.0 += 1;
@@ -93,26 +97,32 @@ struct Rig {
     event: Arc<Event>,
     state: Arc<EngineState>,
     busy_poll: Arc<dyn BusyPoll>,
+    loan: Arc<Loan<Ordered>>,
     stopper: Stopper,
     run: JoinHandle<u64>,
 }
 
 impl Rig {
     fn start() -> Self {
-        Self::start_with(CpuThread::turn_to_the_end)
+        Self::start_with(64, CpuThread::turn_to_the_end)
     }
 
-    fn start_with(application: impl Fn(&mut CpuThread<Ordered>) + Send + Sync + 'static) -> Self {
+    fn start_with(
+        batch_max: u32,
+        application: impl Fn(&mut CpuThread<Ordered>) + Send + Sync + 'static,
+    ) -> Self {
         let (fed, event) = (Arc::<Fed>::default(), Arc::new(Event::new().unwrap()));
         let source = FedSource { fed: Arc::clone(&fed), event: Arc::clone(&event), taken: 0 };
-        let config = Config { cpus: CpuList::new([CpuId(0)]), spin_max_ns: 0, ..Config::live() };
+        let cpus = CpuList::new([CpuId(0)]);
+        let config = Config { cpus, spin_max_ns: 0, batch_max, ..Config::live() };
         let handler = |_| Ordered(Arc::clone(&fed));
         let sources: Vec<Box<dyn Source>> = vec![Box::new(source)];
         let mut engine = Engine::build(&config, sources, Clock::machine(), handler).unwrap();
         let busy_poll = engine.busy_poll();
+        let loan = Arc::clone(&engine.loans.as_ref().unwrap()[0]);
         let (state, stopper) = (engine.state(), engine.stopper());
         let run = thread::spawn(move || engine.run_with(application).unwrap().cpus[0].replaced);
-        Self { fed, event, state, busy_poll, stopper, run }
+        Self { fed, event, state, busy_poll, loan, stopper, run }
     }
 
     /// Waits until the CPU's thread sleeps, or is about to.
@@ -155,7 +165,7 @@ impl Rig {
 }
 
 /// A CPU that the test turns, and what its threads and the application share.
-fn lone_cpu(spin_max_ns: u64, fed: &Arc<Fed>) -> (CpuThread<Ordered>, impl BusyPoll + 'static) {
+fn lone_cpu(spin_max_ns: u64, fed: &Arc<Fed>) -> (CpuThread<Ordered>, Borrowers<Ordered>) {
     let event = Arc::new(Event::new().unwrap());
     let source = FedSource { fed: Arc::clone(fed), event, taken: 0 };
     let config = Config { cpus: CpuList::new([CpuId(0)]), spin_max_ns, ..Config::live() };
@@ -315,7 +325,7 @@ fn rfs_6_killed_batch_is_not_processed() {
 fn rfs_6_borrower_wakes_cpu_that_reads() {
     let looks = Arc::new(AtomicU64::new(0));
     let looked = Arc::clone(&looks);
-    let rig = Rig::start_with(move |cpu| {
+    let rig = Rig::start_with(64, move |cpu| {
         cpu.turn_until(|| {
             looked.fetch_add(1, Ordering::Relaxed);
             false
@@ -408,12 +418,47 @@ fn exe_9_panic_of_borrower_is_the_handlers() {
     catch_unwind(panicking).unwrap_err();
     assert!(!is_cpu());
     // The frame is lost with the batch; the CPU goes on by a new thread.
-    rig.busy_poll.before_wait();
-    rig.fed.handled.lock().unwrap().0 = 1;
     rig.put(1);
     rig.event.signal();
     rig.until_handled(2);
     assert_eq!(rig.end(), 1);
+}
+
+/// Nothing but the panic tells the CPU's thread of the second packet.
+#[test]
+fn exe_9_panic_of_borrower_wakes_cpu() {
+    let rig = Rig::start_with(1, CpuThread::turn_to_the_end);
+    rig.until_asleep();
+    rig.fed.panics.store(true, Ordering::Relaxed);
+    rig.put(2);
+    catch_unwind(AssertUnwindSafe(|| {
+        while rig.fed.panics.load(Ordering::Relaxed) {
+            rig.busy_poll.before_wait();
+            rig.busy_poll.after_wait();
+        }
+    }))
+    .unwrap_err();
+    rig.until_handled(2);
+    assert_eq!(rig.loan.suspended_until_ns(), 0);
+    rig.busy_poll.suspend();
+    assert!(rig.loan.suspended_until_ns() > 0, "no thread waits any more");
+    assert_eq!(rig.end(), 1);
+}
+
+#[test]
+fn exe_9_ended_suspension_stays_ended() {
+    let (_cpu, borrowers) = lone_cpu(SPIN_MAX_NS, &Arc::default());
+    let loan = &borrowers.loans[0];
+    loan.was_lent.store(true, Ordering::Relaxed);
+    loan.suspend();
+    let until_ns = loan.suspended_until_ns();
+    assert!(until_ns > 0);
+    loan.used_ns.store(1, Ordering::Relaxed);
+    loan.prolong(until_ns);
+    assert_eq!(loan.suspended_until_ns(), until_ns + 1);
+    loan.resume(); // by a thread that waits, too
+    loan.prolong(until_ns + 1);
+    assert_eq!(loan.suspended_until_ns(), 0);
 }
 
 #[test]

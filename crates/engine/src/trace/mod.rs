@@ -324,6 +324,11 @@ impl IntakeTrace {
         self.hasher = hasher;
     }
 
+    /// Sets the number of the last frame seen, for a recorder of frames that others have received.
+    pub(crate) fn set_last_frame(&mut self, frame: u64) {
+        self.last_frame = frame;
+    }
+
     /// Writes the parsed fields and the flow key of a packet that was just received.
     pub fn received(&mut self, packet: &Packet) {
         self.last_frame = packet.arrival.unwrap_near(self.last_frame);

@@ -329,7 +329,8 @@ impl Net {
                 return ready;
             }
         }
-        let ready = if self.0.before_wait() { look() } else { 0 };
+        let waiting = self.0.begin_wait();
+        let ready = if waiting.has_found { look() } else { 0 };
         let ready = match ready {
             0 => {
                 self.0.resume_wakeups();
@@ -337,7 +338,7 @@ impl Net {
             }
             ready => ready,
         };
-        self.0.after_wait();
+        drop(waiting);
         if ready > 0 {
             self.0.suspend_wakeups();
         }

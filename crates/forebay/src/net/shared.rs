@@ -96,16 +96,16 @@ pub(super) struct NetState {
     pub(super) reclaim_counters: Box<[Arc<ReclaimCounters>]>,
 }
 
-/// Wait of a call.
+/// Wait of a call, which ends however the call does.
 pub(super) struct CallWait<'a> {
     /// True if packets have come before it: another attempt may find what it waits for.
     pub(super) has_found: bool,
-    shared: &'a NetState,
+    busy_poll: Option<&'a dyn BusyPoll>,
 }
 
 impl Drop for CallWait<'_> {
     fn drop(&mut self) {
-        self.shared.after_wait();
+        self.busy_poll.into_iter().for_each(BusyPoll::after_wait);
     }
 }
 
@@ -432,11 +432,6 @@ impl NetState {
         let _ = self.busy_poll.set(busy_poll); // one that is set stays: it turns the same CPUs
     }
 
-    /// See [`BusyPoll::before_wait`]; false if it is not enabled.
-    pub(super) fn before_wait(&self) -> bool {
-        self.busy_poll.get().is_some_and(|busy_poll| busy_poll.before_wait())
-    }
-
     /// See [`BusyPoll::is_moderated`]; false if it is not enabled.
     pub(super) fn is_moderated(&self) -> bool {
         self.busy_poll.get().is_some_and(|busy_poll| busy_poll.is_moderated())
@@ -447,14 +442,11 @@ impl NetState {
         self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.resume());
     }
 
-    /// See [`BusyPoll::after_wait`].
-    pub(super) fn after_wait(&self) {
-        self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.after_wait());
-    }
-
-    /// Begins the wait of a call, which lasts as long as the value.
+    /// Begins the wait of a call, which lasts as long as the value: see [`BusyPoll::before_wait`].
     pub(super) fn begin_wait(&self) -> CallWait<'_> {
-        CallWait { has_found: self.before_wait(), shared: self }
+        let busy_poll = self.busy_poll.get().map(|busy_poll| &**busy_poll);
+        let has_found = busy_poll.is_some_and(|busy_poll| busy_poll.before_wait());
+        CallWait { has_found, busy_poll }
     }
 
     /// See [`BusyPoll::suspend`].

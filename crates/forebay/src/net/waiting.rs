@@ -304,6 +304,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::AtomicU64;
 
     use forebay_engine::BusyPoll;
@@ -317,9 +318,12 @@ mod tests {
     use super::*;
 
     /// Engine whose readers are behind, or not; its turns find nothing.
+    #[derive(Default)]
     struct Moderated {
         are_behind: bool,
         turns: AtomicU64,
+        /// Number of waits that have ended.
+        ended: AtomicU64,
     }
 
     impl BusyPoll for Moderated {
@@ -334,7 +338,9 @@ mod tests {
 
         fn resume(&self) {}
 
-        fn after_wait(&self) {}
+        fn after_wait(&self) {
+            self.ended.fetch_add(1, Ordering::Relaxed);
+        }
 
         fn suspend(&self) {}
     }
@@ -344,12 +350,25 @@ mod tests {
     fn exe_9_readable_sockets_come_first() {
         for (are_behind, ready, turns) in [(true, 2, 0), (true, 0, 1), (false, 2, 1)] {
             let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
-            let engine = Arc::new(Moderated { are_behind, turns: AtomicU64::new(0) });
+            let engine = Arc::new(Moderated { are_behind, ..Moderated::default() });
             state.set_busy_poll(Arc::clone(&engine) as _);
             let net = Net(state);
             assert_eq!(net.wait(|| ready, || 7), if turns == 0 { ready } else { 7 });
             assert_eq!(engine.turns.load(Ordering::Relaxed), turns);
+            assert_eq!(engine.ended.load(Ordering::Relaxed), turns);
         }
+    }
+
+    /// A thread that counted as waiting for ever would leave CPUs awake after each packet.
+    #[test]
+    fn exe_9_panicking_wait_ends() {
+        let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+        let engine = Arc::new(Moderated::default());
+        state.set_busy_poll(Arc::clone(&engine) as _);
+        let net = Net(state);
+        catch_unwind(AssertUnwindSafe(|| net.wait(|| 0, || panic!("as the test asks"))))
+            .unwrap_err();
+        assert_eq!(engine.ended.load(Ordering::Relaxed), 1);
     }
 
     /// A wake-up that finds everything read leaves the descriptor armed: no reader does that again.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
 use std::num::NonZeroU16;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::{fs, thread};
@@ -31,6 +32,11 @@ fn traffic(frames: u64, flows: u32) -> SyntheticPlan {
     SyntheticPlan { frames, flows, ..SyntheticPlan::default() }
 }
 
+/// Number of this range, sometimes one beyond all bursts.
+fn or_large(few: Range<u32>) -> impl Strategy<Value = u32> {
+    prop_oneof![4 => few, 1 => 1000..=i32::MAX.cast_unsigned(), 1 => Just(i32::MAX.cast_unsigned())]
+}
+
 /// Every kind of change that loses no packet, for three CPUs and two queues.
 fn lossless_change() -> impl Strategy<Value = String> {
     let hash = any::<u32>().prop_map(|hash| hash | 1);
@@ -46,9 +52,9 @@ fn lossless_change() -> impl Strategy<Value = String> {
         prop::sample::select(&["cpus=0", "cpus=2", "cpus=0-1", "cpus=1-2", "cpus=0-2"][..])
             .prop_map(str::to_owned),
         (0..3u16, 0..2u8).prop_map(|(cpu, runs)| format!("online={cpu}:{runs}")),
-        (1..200u32).prop_map(|frames| format!("dev_weight={frames}")),
-        (1..3u32).prop_map(|times| format!("dev_weight_rx_bias={times}")),
-        (1..300u32).prop_map(|packets| format!("netdev_budget={packets}")),
+        or_large(1..200).prop_map(|frames| format!("dev_weight={frames}")),
+        or_large(1..3).prop_map(|times| format!("dev_weight_rx_bias={times}")),
+        or_large(1..300).prop_map(|packets| format!("netdev_budget={packets}")),
         (20_000..50_000u32).prop_map(|us| format!("netdev_budget_usecs={us}")), // two ticks at least
         (0..50u32).prop_map(|frames| format!("skb_defer_max={frames}")),
         prop::sample::select(&["coalesce=gro", "coalesce=off", "coalesce_at=deliver"][..])
@@ -298,7 +304,8 @@ mod one_engine {
                     thread::yield_now();
                 }
                 let cpu = cpus[usize::try_from(random.below(2)).unwrap()];
-                let change = match random.below(14) {
+                let large = |few: u32| if round % 8 == 0 { i32::MAX.cast_unsigned() } else { few };
+                let change = match random.below(15) {
                     0 => Change::RpsCpus(Queues::All, CpuList::new([cpu])),
                     1 => Change::RpsCpus(Queues::One(RxQueue(1)), CpuList::new(cpus.clone())),
                     2 => Change::RpsFlowCnt(Queues::All, 1 << random.below(14)),
@@ -307,11 +314,12 @@ mod one_engine {
                     5 => Change::Online(cpu, false),
                     6 => Change::Cpus(CpuList::new(cpus.clone())),
                     7 => Change::Kill(cpu),
-                    8 => Change::DevWeight(1 + round % 100),
-                    9 => Change::NetdevBudget(1 + round % 200),
+                    8 => Change::DevWeight(large(1 + round % 100)),
+                    9 => Change::NetdevBudget(large(1 + round % 200)),
                     10 => Change::Balance(BalanceChange::Policy(BalancePolicy::Load)),
                     11 => Change::Balance(BalanceChange::Window(100)),
                     12 => Change::FlowKey(["inner", "auto"][round as usize % 2].parse().unwrap()),
+                    13 => Change::DevWeightRxBias(large(1 + round % 3)),
                     _ => Change::Pause(cpu),
                 };
                 taken += u64::from(control.change(change).is_ok());

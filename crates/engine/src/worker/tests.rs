@@ -1,0 +1,134 @@
+use std::fs;
+
+use forebay_buf::Position;
+use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
+use forebay_rx::backlog::Backlogs;
+use forebay_rx::delivery::Batch;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::Link;
+use forebay_rx::{Packet, RxQueue, Source};
+use forebay_sys::clock::Clock;
+use forebay_sys::cpu_list::CpuList;
+
+use super::*;
+use crate::limits::BURST_MAX;
+use crate::trace::Trace;
+use crate::{Config, Engine};
+
+/// Device that receives nothing.
+struct Silent;
+
+impl Source for Silent {
+    fn poll(&mut self, _: PollRequest, _: &mut Pool, _: &mut Burst) -> Result<Polled, SourceError> {
+        Ok(Polled::Idle)
+    }
+}
+
+/// Handler that queues each packet again, as CPUs do that are faster than this one.
+struct Feeding {
+    backlogs: Backlogs,
+    handled: u32,
+}
+
+impl Handler for Feeding {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        self.handled += u32::try_from(batch.packets.len()).unwrap();
+        // Ends a turn that does not end by itself.
+        if self.handled > 1 << 20 {
+            return;
+        }
+        let cpu = batch.cpu;
+        for packet in batch.packets.drain(..) {
+            self.backlogs.enqueue(cpu, packet, |_| unreachable!("there are no notes")).unwrap();
+        }
+        self.backlogs.publish(0).for_each(drop);
+    }
+}
+
+/// Device that receives a frame at a time, each 2^30 frames after the one before.
+struct Sparse(u64);
+
+impl Source for Sparse {
+    fn poll(
+        &mut self,
+        _: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        let mut frame = pool.allocate(60).unwrap();
+        frame.set_len(60);
+        let arrival = Arrival::of_frame(self.0);
+        self.0 += 1 << 30;
+        burst.packets.push(Packet::received(frame, arrival, 60, Link::Ethernet));
+        Ok(Polled::Idle)
+    }
+}
+
+struct Idler;
+
+impl Handler for Idler {
+    fn handle(&mut self, _: &mut Batch<'_>) {}
+}
+
+/// Worker of one CPU over this source.
+fn worker<H: Handler + 'static>(
+    config: &Config,
+    source: impl Source + 'static,
+    handler: H,
+) -> Worker<H> {
+    let mut handler = Some(handler);
+    let handler = |_| handler.take().unwrap();
+    let sources: Vec<Box<dyn Source>> = vec![Box::new(source)];
+    let engine = Engine::build(config, sources, Clock::virtual_at_zero(), handler);
+    engine.unwrap().workers.remove(0)
+}
+
+#[test]
+fn promise_3_turn_delivers_a_burst_at_most() {
+    let most = i32::MAX.cast_unsigned();
+    for (dev_weight, dev_weight_rx_bias) in [(most, 1), (64, most), (most, most)] {
+        let cpu = CpuId(0);
+        let mut config = Config { cpus: CpuList::new([cpu]), ..Config::live() };
+        config.limits = Limits {
+            dev_weight,
+            dev_weight_rx_bias,
+            netdev_budget: most,
+            netdev_budget_usecs: most,
+            ..config.limits
+        };
+        let mut backlogs = Backlogs::new(RxQueue(0), 1, config.netdev_max_backlog);
+        let lane = backlogs.connect(cpu, config.backlog_capacity(), Position(0), false);
+        let mut worker = worker(&config, Silent, Feeding { backlogs, handled: 0 });
+        worker.delivery = Delivery::new(cpu, vec![lane], 64);
+        for number in 0..64 {
+            let mut frame = worker.queues[0].pool.allocate(60).unwrap();
+            frame.set_len(60);
+            let packet = Packet::received(frame, Arrival(number), 60, Link::Ethernet);
+            worker.handler.backlogs.enqueue(cpu, packet, |_| unreachable!()).unwrap();
+        }
+        worker.handler.backlogs.publish(0).for_each(drop);
+        worker.turn(0);
+        assert_eq!(worker.handler.handled, BURST_MAX, "{dev_weight} times {dev_weight_rx_bias}");
+        assert!(worker.delivery.has_work(), "more was queued meanwhile");
+    }
+}
+
+#[test]
+fn lost_frames_have_full_numbers() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = Trace::open(directory.path(), false, false).unwrap();
+    trace.begin().unwrap();
+    let cpus = CpuList::new([CpuId(0)]);
+    let config = Config { cpus, trace: Some(Arc::clone(&trace)), ..Config::live() };
+    let mut worker = worker(&config, Sparse(0), Idler);
+    for _ in 0..9 {
+        worker.turn(0);
+    }
+    worker.life = ThreadState::Terminating;
+    worker.turn(0);
+    worker.recover(None);
+    assert_eq!(trace.finish("{}").len(), 0);
+    let rows = fs::read_to_string(directory.path().join("drop.csv")).unwrap();
+    let row = format!("0,{},cpu_lost,", 9_u64 << 30);
+    assert!(rows.lines().last().unwrap().starts_with(&row), "{rows}");
+}
