@@ -16,8 +16,9 @@ use super::{Between, SendPath, Transmitter};
 const UNRESOLVED_MAX: usize = 64;
 /// First interval of looking for the next hop, in ns; each is twice the one before.
 const FIRST_LOOK_NS: u64 = 500_000;
-/// Interval after which segments are dropped: TCP sends them again, if they are still wanted.
-const LAST_LOOK_NS: u64 = 256_000_000;
+/// Last interval, after which segments are dropped: they have waited for 255.5 ms. TCP sends them again, if they
+/// are still wanted.
+const LAST_LOOK_NS: u64 = 128_000_000;
 
 /// Segments to one destination whose next hop is not resolved, in order.
 pub(super) struct Unresolved {

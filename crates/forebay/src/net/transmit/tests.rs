@@ -344,6 +344,24 @@ fn tcp_36_waiting_segments_are_not_sent() {
 }
 
 #[test]
+fn tcp_15_segments_wait_256_ms_at_most() {
+    let state = host(vec![vec![Box::<Recording>::default()]], NetConfig::TCP);
+    let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
+    let mut packets = segments(&mut plain, 53, &[100]);
+    let nobodys = InterfaceIndex(i32::MAX.unsigned_abs());
+    let rig = Rig::new(8, DeviceNeighbours::of_kernel(nobodys, None).unwrap());
+    let clock = Clock::virtual_at_zero();
+    rig.queue.transmitter().clock = clock.clone();
+    rig.queue.transmitter().gather_segments(&mut packets, None, &state);
+    let waited_ns = (0..).step_by(500_000).find(|&now_ns| {
+        clock.advance_to(now_ns);
+        rig.queue.transmitter().retry_unresolved(&state);
+        !rig.queue.transmitter().has_unresolved()
+    });
+    assert_eq!(waited_ns, Some(255_500_000));
+}
+
+#[test]
 fn tcp_13_answers_go_back_as_they_came() {
     let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
     assert_eq!(plain.gather(100, 0).unwrap(), Gathered::Yes);
