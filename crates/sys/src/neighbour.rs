@@ -9,7 +9,7 @@ use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
 
@@ -57,8 +57,8 @@ impl NextHops {
         NetlinkSocket::of_routes().map(Self)
     }
 
-    /// Next hop of the kernel's route to a destination: the destination itself, or a gateway. `None`
-    /// if it has no route there by this interface.
+    /// Next hop of the kernel's route to a destination: the destination itself, or a gateway, which may be
+    /// an IPv6 neighbour for an IPv4 destination (RFC 8950). `None` if it has no route there by this interface.
     ///
     /// # Errors
     /// If the netlink request fails.
@@ -133,6 +133,9 @@ fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
         RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
+        // Of another family than the destination.
+        RouteAttribute::Via(RouteVia::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
+        RouteAttribute::Via(RouteVia::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
         _ => None,
     })
 }

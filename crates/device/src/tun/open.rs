@@ -207,6 +207,7 @@ impl OpenTun {
     fn set_up(&mut self, queues: u16) -> Result<()> {
         let name = self.interface.name.clone();
         let first = &self.queues[0];
+        TunSteering::detach_all(first);
         let framed = first.set_little_endian(true);
         framed
             .and_then(|()| first.set_header_bytes(HEADER_BYTES))
@@ -282,7 +283,7 @@ impl Drop for OpenTun {
         let _ = first.set_offload(Offload::Nothing);
         let _ = first.set_header_bytes(before.header_bytes);
         let _ = first.set_little_endian(before.is_little_endian);
-        self.steering.give_back(first);
+        TunSteering::detach_all(first);
     }
 }
 

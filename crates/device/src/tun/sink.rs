@@ -30,6 +30,7 @@ pub struct TunSink {
 }
 
 /// Result of a failed write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failed {
     /// Packet to drop.
     Drop(SendDrop),
@@ -74,23 +75,11 @@ impl TunSink {
     fn send_cut(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
         let first = done.len();
         resegment(packet, done);
-        let mut sent = Sent { packets: 1, frames: 0, bytes: 0 };
-        for segment in &mut done[first..] {
-            let written = match self.begin(segment) {
-                Ok(begin) => self.write(segment, begin),
-                Err(drop) => Err(Failed::Drop(drop)),
-            };
-            match written {
-                Ok(bytes) => {
-                    sent.frames += 1;
-                    sent.bytes += bytes;
-                }
-                Err(Failed::Uncut) => return Err(Failed::Drop(SendDrop::Refused)),
-                Err(failed) => return Err(failed),
-            }
-        }
-        self.counters.add_sent(sent);
-        Ok(())
+        let counters = Arc::clone(&self.counters);
+        send_segments(&mut done[first..], &counters, |segment| match self.begin(segment) {
+            Ok(begin) => self.write(segment, begin),
+            Err(drop) => Err(Failed::Drop(drop)),
+        })
     }
 
     /// Returns the offset of the part of the packet that the device takes.
@@ -182,6 +171,41 @@ impl TunSink {
     }
 }
 
+/// Writes the segments of one packet, which counts as sent if all of them are. Returns why the first one was not. Goes on behind
+/// it, unless the device is down or removed: a receiver needs those segments no less.
+fn send_segments(
+    segments: &mut [Packet],
+    counters: &SinkCounters,
+    mut write: impl FnMut(&mut Packet) -> Result<u64, Failed>,
+) -> Result<(), Failed> {
+    let (mut sent, mut lost) = (Sent::default(), None);
+    for segment in segments {
+        match write(segment) {
+            Ok(bytes) => {
+                sent.frames += 1;
+                sent.bytes += bytes;
+            }
+            Err(gone @ Failed::Gone) => {
+                lost = Some(gone);
+                break;
+            }
+            Err(Failed::Drop(SendDrop::Down)) => {
+                lost.get_or_insert(Failed::Drop(SendDrop::Down));
+                break;
+            }
+            Err(Failed::Uncut) => {
+                lost.get_or_insert(Failed::Drop(SendDrop::Refused));
+            }
+            Err(failed) => {
+                lost.get_or_insert(failed);
+            }
+        }
+    }
+    sent.packets = u64::from(lost.is_none());
+    counters.add_sent(sent);
+    lost.map_or(Ok(()), Err)
+}
+
 impl Sink for TunSink {
     fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
         let mut sending = std::mem::take(&mut self.sending);
@@ -213,5 +237,39 @@ impl Sink for TunSink {
 
     fn counters(&self) -> &Arc<SinkCounters> {
         &self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_testkit::packets::{merged_vxlan, vxlan_payloads};
+
+    use super::*;
+
+    #[test]
+    fn promise_2_lost_segment_takes_no_others() {
+        let full = Err(Failed::Drop(SendDrop::Full));
+        let down = Err(Failed::Drop(SendDrop::Down));
+        // What the writes of four segments return, the outcome, and the frames that count.
+        let cases = [
+            ([Ok(100); 4], Ok(100), 4),
+            ([Ok(100), full, Ok(100), Ok(100)], full, 3),
+            ([full, Err(Failed::Uncut), Ok(100), full], full, 1),
+            ([Ok(100), Err(Failed::Uncut), full, Ok(100)], Err(Failed::Drop(SendDrop::Refused)), 2),
+            ([Ok(100), down, Ok(100), Ok(100)], down, 1),
+            ([full, Ok(100), Err(Failed::Gone), Ok(100)], Err(Failed::Gone), 1),
+        ];
+        for (written, outcome, frames) in cases {
+            let (_, merged) = merged_vxlan(&vxlan_payloads(4), Link::Ethernet);
+            let (mut segments, counters) = (Vec::new(), SinkCounters::default());
+            resegment(merged, &mut segments);
+            assert_eq!(segments.len(), 4);
+            let mut written = written.into_iter();
+            let result = send_segments(&mut segments, &counters, |_| written.next().unwrap());
+            assert_eq!(result, outcome.map(|_: u64| ()), "{frames}");
+            let is_sent = outcome.is_ok();
+            assert_eq!((counters.packets(), counters.frames()), (is_sent.into(), frames));
+            assert_eq!(counters.bytes(), 100 * frames);
+        }
     }
 }

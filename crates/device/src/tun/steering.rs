@@ -36,13 +36,12 @@ impl TunSteering {
         }
     }
 
-    /// Detaches the programs from the device.
-    pub(super) fn give_back(&self, device: &TunQueue) {
-        // These calls fail if the device was removed, and its programs with it.
+    /// Detaches all programs from the device: these, or those of an earlier run. A run that is killed at its end leaves the one
+    /// that drops all packets, and a persistent device keeps it.
+    pub(super) fn detach_all(device: &TunQueue) {
+        // These calls fail if the device was removed, and its programs with it, or the kernel knows no programs.
         let _ = device.set_filter(None);
-        if self.queues > 1 {
-            let _ = device.set_steering(None);
-        }
+        let _ = device.set_steering(None);
     }
 
     /// Returns the fact for the report.

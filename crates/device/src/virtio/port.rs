@@ -52,6 +52,9 @@ pub(super) struct Switchboard {
     pub(super) stop: Event,
     /// AIO context for kicking devices.
     signaller: Signaller,
+    /// True if the next kick is to fail.
+    #[cfg(test)]
+    pub(super) fails_kick: std::sync::atomic::AtomicBool,
 }
 
 #[derive(Debug)]
@@ -126,6 +129,8 @@ impl Switchboard {
             board_changed: Event::new()?,
             stop: Event::new()?,
             signaller,
+            #[cfg(test)]
+            fails_kick: false.into(),
         });
         let ports = changed.into_iter().enumerate().map(|(index, changed)| Port {
             index,
@@ -188,6 +193,14 @@ impl Switchboard {
         let wake = board.seats[index].wake.clone();
         drop(board);
         wake.iter().for_each(|wake| wake());
+    }
+
+    fn signal(&self, event: &PeerEvent) -> std::io::Result<()> {
+        #[cfg(test)]
+        if self.fails_kick.swap(false, Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::OutOfMemory.into());
+        }
+        event.signal(&self.signaller)
     }
 
     fn board(&self) -> MutexGuard<'_, Board> {
@@ -253,8 +266,9 @@ impl Port {
         self.shared.board_changed.signal();
     }
 
-    /// Shuts this queue for the rest of the session. The source must not use the rings until the
-    /// session ends. Once all queues are shut, the session ends, and another one begins.
+    /// Shuts this queue for the rest of the session: the device is told to disable both rings, and the source
+    /// must not post anything there until the session ends. Once all queues are shut, the session ends, and another
+    /// one begins.
     pub(super) fn shut(&self, why: Reason) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
         self.shared.board_changed.signal();
@@ -276,24 +290,29 @@ impl Port {
             || board.seats[self.index].receiving == Receiving::Off
     }
 
-    /// Kicks the receive ring: buffers were posted. No-op without a session.
-    pub(super) fn kick_rx(&self) {
-        self.kick(|events| &events.rx_kick);
+    /// Kicks the receive ring: buffers were posted. No-op without a session. Returns false if that
+    /// failed, and the queue is shut.
+    #[must_use]
+    pub(super) fn kick_rx(&self) -> bool {
+        self.kick(|events| &events.rx_kick)
     }
 
-    /// Kicks the transmit ring: packets were posted. No-op without a session.
-    pub(super) fn kick_tx(&self) {
-        self.kick(|events| &events.tx_kick);
+    /// Kicks the transmit ring: packets were posted. No-op without a session. Returns false if that
+    /// failed, and the queue is shut.
+    #[must_use]
+    pub(super) fn kick_tx(&self) -> bool {
+        self.kick(|events| &events.tx_kick)
     }
 
     /// Kicks a ring. A failed kick shuts the queue, because a device that is not kicked may sleep
     /// forever.
-    fn kick(&self, which: impl FnOnce(&PairEvents) -> &PeerEvent) {
-        if let Some(events) = self.events()
-            && let Err(error) = which(events).signal(&self.shared.signaller)
-        {
+    fn kick(&self, which: impl FnOnce(&PairEvents) -> &PeerEvent) -> bool {
+        let Some(events) = self.events() else { return true };
+        let kicked = self.shared.signal(which(events));
+        if let Err(error) = &kicked {
             self.shut(EndKind::Kick.reason(format!("it cannot be kicked: {error}")));
         }
+        kicked.is_ok()
     }
 
     /// Returns a descriptor that becomes readable when a session begins or ends.

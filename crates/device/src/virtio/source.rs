@@ -30,7 +30,7 @@ pub struct VirtioSource {
     receiver: VirtioReceiver,
     transmit: VirtioTransmit,
     /// True if the device has violated the ring's protocol: the receive ring is not used until the
-    /// next session.
+    /// next session. After another reason to shut the pair, packets that arrived before are still taken.
     is_shut: bool,
     /// True if the device is to call, for either ring.
     is_armed: bool,
@@ -74,10 +74,10 @@ impl VirtioSource {
             (self.is_shut, self.is_armed) = (false, false);
             self.port.released();
         } else if let Some(session) = now {
-            if self.receiver.begin(&session) {
-                self.port.kick_rx();
-            }
             self.transmit.set_session(Some(&session));
+            if self.receiver.begin(&session) && !self.port.kick_rx() {
+                self.transmit.shut();
+            }
             self.session = Some(session);
         }
         true
@@ -115,13 +115,15 @@ impl VirtioSource {
             Ok(rest) => {
                 // When the run ends nothing is posted any more, so that even a device that does not
                 // stop runs out of buffers, after at most a ring's worth.
-                if self.stopping.is_none() && self.receiver.refill() {
-                    self.port.kick_rx();
+                let posts = self.stopping.is_none() && !self.transmit.is_shut();
+                if posts && self.receiver.refill() && !self.port.kick_rx() {
+                    self.transmit.shut();
                 }
                 rest
             }
             Err(lie) => {
                 self.is_shut = true;
+                self.transmit.shut();
                 self.port.shut(EndKind::UsedIndex.reason(lie.to_string()));
                 RestOfChain::Nothing
             }
@@ -233,7 +235,7 @@ impl Source for VirtioSource {
 impl VirtioSource {
     /// True if the device may have too few buffers for what arrives. A shut queue has none, and nothing arrives there.
     fn is_starved(&self) -> bool {
-        !self.is_shut && self.receiver.is_starved()
+        !self.transmit.is_shut() && self.receiver.is_starved()
     }
 
     fn arm(&mut self) -> bool {

@@ -50,8 +50,8 @@ pub(super) struct VirtioTransmit {
     place: RingPlace,
     /// Ring of the session, if there is one.
     ring: Option<Virtqueue>,
-    /// True if the device has violated the ring's protocol: the ring is not used until the next
-    /// session.
+    /// True if the queue pair is shut, as the device has violated the protocol of a ring, or a kick failed: the ring
+    /// is not used until the next session. A device discards what it finds in a ring that is disabled.
     is_shut: bool,
     slots: TxSlots,
     /// Posted packets, by buffer id. A record in private memory.
@@ -171,10 +171,23 @@ impl VirtioTransmit {
         if let Some(lie) = step.lie {
             port.shut(lie);
         }
-        if step.kick {
-            port.kick_tx();
+        if step.kick && !port.kick_tx() {
+            self.shut();
         }
         step.count
+    }
+
+    /// Ends the use of the ring for the rest of the session, as the queue pair is shut. Packets that the device has
+    /// not sent yet count as dropped once the session ends.
+    pub(super) fn shut(&mut self) {
+        // A violation does not matter any more.
+        let _ = self.complete(usize::MAX);
+        (self.is_shut, self.is_armed) = (true, false);
+    }
+
+    /// True if the queue pair is shut.
+    pub(super) fn is_shut(&self) -> bool {
+        self.is_shut
     }
 
     fn step(&mut self, pool: &mut Pool) -> TransmitStep {

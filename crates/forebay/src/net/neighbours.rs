@@ -18,6 +18,8 @@ use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use forebay_sys::interface::InterfaceIndex;
 use forebay_sys::neighbour::NextHops;
 
+use super::transmit::Between;
+
 /// Lifetime of a cached answer of the kernel, in ns.
 const REMEMBER_NS: u64 = 1_000_000_000;
 
@@ -154,35 +156,44 @@ impl DeviceNeighbours {
         // The packet may have been to a group, whose address is no source.
         let back = back.map(|back| LinkAddresses { from: on.mac.unwrap_or(back.from), ..back });
         let Self::Kernel(cache) = self else { return back };
-        let known = cache.recall(destination, now_ns).or_else(|| {
-            let may_ask = now_ns.saturating_sub(cache.asked_ns) >= ASK_NS;
-            match may_ask.then(|| cache.ask(destination, now_ns)) {
-                Some(AskedNeighbour::Lladdr(lladdr)) => Some(lladdr),
-                _ => None,
-            }
-        });
-        known.and_then(|lladdr| link_addresses(lladdr, on)).or(back)
+        cache.hop_known(destination, on, now_ns).or(back)
     }
 
-    /// Finds the link-layer addresses for a segment that answers a packet. Of neighbours that are learned here, some unknown
-    /// ones are solicited meanwhile, for segments that answer nothing.
+    /// Finds the link-layer addresses for a packet of a flow that answers one which came from `back`. Of neighbours that are learned
+    /// here, some unknown ones are solicited meanwhile, for packets that answer nothing. Solicitations to be sent go to
+    /// `before`, and so do packets of the flow that waited for the neighbour: they now leave before the answer.
     pub(super) fn hop_of_answer(
         &mut self,
+        flow: Option<Between>,
         on: &Identity,
         now_ns: u64,
         WayBack { source, link_addresses: back }: WayBack,
         pool: &mut Pool,
-        asks: &mut Vec<Packet>,
+        before: &mut Vec<Packet>,
     ) -> Option<LinkAddresses> {
+        let is_of_flow = |packet: &Packet| flow.is_some_and(|flow| flow.is_of(packet));
         match self {
-            Self::Kernel(_) => self.hop_back(source, on, now_ns, Some(back)),
             Self::NoLink => None,
+            Self::Kernel(cache) => {
+                let known = cache.hop_known(source, on, now_ns);
+                if known.is_none()
+                    && let Some(learned) = &cache.learned
+                {
+                    // They may wait for a gateway.
+                    let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+                    learned.release_flow(None, is_of_flow, back.to, before);
+                }
+                known.or(Some(back))
+            }
             Self::Own(learned) => {
                 let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
                 let resolved = learned.resolve_answered(source, on, now_ns, pool);
-                match resolved.map_or(Hop::Unknown, |resolved| hop(resolved, source, on, asks)) {
+                match resolved.map_or(Hop::Unknown, |resolved| hop(resolved, source, on, before)) {
                     Hop::Known(link_addresses) => link_addresses,
-                    Hop::Sought(_) | Hop::Unknown => Some(back),
+                    Hop::Sought(_) | Hop::Unknown => {
+                        learned.release_flow(Some(source), is_of_flow, back.to, before);
+                        Some(back)
+                    }
                 }
             }
         }
@@ -287,6 +298,23 @@ impl KernelCache {
         let remembered = self.remembered[place(destination)].as_ref()?;
         let is_good = remembered.destination == destination && now_ns < remembered.until_ns;
         is_good.then_some(remembered.lladdr)
+    }
+
+    /// Next hop that is remembered, or that the kernel knows, unless it was asked just now.
+    fn hop_known(
+        &mut self,
+        destination: IpAddr,
+        on: &Identity,
+        now_ns: u64,
+    ) -> Option<LinkAddresses> {
+        let known = self.recall(destination, now_ns).or_else(|| {
+            let may_ask = now_ns.saturating_sub(self.asked_ns) >= ASK_NS;
+            match may_ask.then(|| self.ask(destination, now_ns)) {
+                Some(AskedNeighbour::Lladdr(lladdr)) => Some(lladdr),
+                _ => None,
+            }
+        });
+        known.and_then(|lladdr| link_addresses(lladdr, on))
     }
 
     /// Queries the kernel. An unknown neighbour is solicited by the kernel, if permitted.

@@ -25,7 +25,7 @@ use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
 use super::neighbours::{DeviceNeighbours, Hop, WayBack};
 pub(super) use last_sent::LastSent;
-pub(super) use queue::{Flushed, SendMark, TransmitQueue};
+pub(super) use queue::{Flushed, SegmentMark, SendMark, TransmitQueue};
 
 /// Length of the largest packet of datagrams, if the frames of senders are no smaller.
 const PACKET_BYTES_MAX: u32 = (16 << 10) - BEFORE_PACKET_BYTES;
@@ -54,6 +54,26 @@ impl Default for SentMarks {
 pub(super) struct Between {
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
+}
+
+impl Between {
+    /// Source and destination of a packet that is to be sent.
+    fn of(packet: &Packet) -> Option<Self> {
+        let view = packet.view();
+        let (from, to) = view.ports()?;
+        Some(Self {
+            source: SocketAddr::new(view.source()?, from),
+            destination: SocketAddr::new(view.destination()?, to),
+        })
+    }
+
+    /// True for a packet of this flow. Of a datagram in fragments only the first one tells.
+    pub(super) fn is_of(&self, packet: &Packet) -> bool {
+        let parts = |Self { source, destination }: Self| {
+            [source, destination].map(|address| (address.ip(), address.port()))
+        };
+        Self::of(packet).is_some_and(|of| parts(of) == parts(*self))
+    }
 }
 
 /// Outcome of gathering a datagram.
@@ -90,6 +110,8 @@ pub(super) struct Transmitter {
     unresolved: Vec<segments::Unresolved>,
     /// Number of times that everything gathered had been sent.
     mark: SendMark,
+    /// Number of times that no segment was unresolved, either.
+    segment_mark: SegmentMark,
 }
 
 /// Next hops on a device, and packets to be sent there.
@@ -127,6 +149,7 @@ impl Transmitter {
             has_held: false,
             unresolved: Vec::new(),
             mark: SendMark::default(),
+            segment_mark: SegmentMark::default(),
         }
     }
 
@@ -158,7 +181,10 @@ impl Transmitter {
         let SendPath { neighbours, gathered, .. } = &mut paths[device];
         let to = between.destination.ip();
         let hop = match back.filter(|back| back.leads_to(to, on)) {
-            Some(back) => Hop::Known(neighbours.hop_of_answer(on, *now_ns, back, pool, gathered)),
+            Some(back) => {
+                let flow = Some(between);
+                Hop::Known(neighbours.hop_of_answer(flow, on, *now_ns, back, pool, gathered))
+            }
             None => neighbours.hop_to(to, on, *now_ns, pool, gathered),
         };
         let link_addresses = match hop {

@@ -339,13 +339,34 @@ impl Neighbours {
             neighbour.doubt(now_ns);
         }
         let lladdr = neighbour.mac;
-        for mut packet in self.take_waiting(place) {
-            if let (Some(to), Some(lladdr)) = (packet.frame.data_mut().first_chunk_mut(), lladdr) {
-                *to = lladdr;
-            }
-            released.push(packet);
+        let first = released.len();
+        released.append(&mut self.take_waiting(place));
+        if let Some(lladdr) = lladdr {
+            complete_headers(released.iter_mut().skip(first), lladdr);
         }
         self.classify(place);
+    }
+
+    /// Takes packets of a flow that wait for their neighbour, or for any if none is given: an answer of that flow is about to go to
+    /// `lladdr`, where its packet came from, and must not overtake them. They go to `released`, to be sent there before it.
+    /// Packets of other flows stay: anybody can send from a spoofed address.
+    pub fn release_flow(
+        &mut self,
+        neighbour: Option<IpAddr>,
+        is_of_flow: impl Fn(&Packet) -> bool,
+        lladdr: [u8; 6],
+        released: &mut Vec<Packet>,
+    ) {
+        if self.waiting == 0 {
+            return;
+        }
+        let places = match neighbour {
+            Some(neighbour) => self.find(neighbour).into_iter().collect(),
+            None => self.awaited(),
+        };
+        let first = released.len();
+        places.into_iter().for_each(|place| self.take_sends(place, &is_of_flow, released));
+        complete_headers(released.iter_mut().skip(first), lladdr);
     }
 
     /// Periodic work: repeats solicitations for neighbours with waiting packets (into `asks`),
@@ -462,6 +483,15 @@ impl Neighbours {
         match address {
             IpAddr::V4(address) => self.hasher.hash(&address.octets()),
             IpAddr::V6(address) => self.hasher.hash(&address.octets()),
+        }
+    }
+}
+
+/// Completes the Ethernet headers of packets that waited.
+fn complete_headers<'a>(packets: impl Iterator<Item = &'a mut Packet>, lladdr: [u8; 6]) {
+    for packet in packets {
+        if let Some(to) = packet.frame.data_mut().first_chunk_mut() {
+            *to = lladdr;
         }
     }
 }

@@ -20,6 +20,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("counters_count_what_was_dropped", counters),
         trial("ops_3_link_status_follows_the_link", link_status),
         trial("tcp_15_next_hops_follow_route_changes", next_hops),
+        trial("tcp_15_ipv4_routes_lead_over_ipv6", next_hops_of_other_family),
         trial("udp_21_gateways_are_told_by_interface", gateways),
     ];
     trials
@@ -134,6 +135,24 @@ fn next_hops() {
     // A refusal is not taken for the answer to the next question.
     assert!(hops.next_hop(address("192.0.2.7"), InterfaceIndex(u32::MAX)).is_err());
     assert_eq!(hops.next_hop(address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
+}
+
+/// The link-layer address is the IPv6 neighbour's.
+fn next_hops_of_other_family() {
+    ip("link add left type veth peer name right");
+    ip("addr add 10.9.0.1/24 dev left");
+    ip("link set left up");
+    ip("link set right up");
+    ip("route add 192.0.2.0/24 via inet6 fe80::1 dev left");
+    let on = Interface::named("left").unwrap().index;
+    let [far, by] = ["192.0.2.5", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap());
+    let mut hops = NextHops::open().unwrap();
+    assert_eq!(hops.next_hop(far, on).unwrap(), Some(by));
+    assert!(neighbour::has_gateway(far, on).unwrap());
+    assert_eq!(hops.lladdr_of(by, on).unwrap(), None);
+    let mac = MacAddress([2, 0, 0, 0, 0, 1]);
+    ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
+    assert_eq!(hops.lladdr_of(by, on).unwrap(), Some(mac));
 }
 
 fn gateways() {

@@ -195,7 +195,7 @@ fn old_back_end_cannot_reach_session() {
     let call = event_of(&mut old, FrontendReq::SET_VRING_CALL);
     rustix::io::write(&call, &1_u64.to_ne_bytes()).unwrap();
     assert!(port.acknowledge_call() && !port.acknowledge_call());
-    port.kick_rx();
+    assert!(port.kick_rx());
     let kick = event_of(&mut old, FrontendReq::SET_VRING_KICK);
     assert!(is_readable(kick.as_fd()));
 
@@ -221,7 +221,7 @@ fn promise_5_full_events_hold_nobody() {
     let kick = event_of(&mut back_end, FrontendReq::SET_VRING_KICK);
     rustix::io::write(&kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     fcntl_setfl(&kick, OFlags::empty()).unwrap();
-    port.kick_rx();
+    assert!(port.kick_rx());
     assert!(port.session().is_some());
     drop(back_end);
     link.stop();

@@ -1,9 +1,11 @@
-//! Tests of a queue pair whose device violates the protocol, and of the descriptors that its CPU
-//! sleeps on.
+//! Tests of a queue pair whose device violates the protocol or cannot be kicked, and of the descriptors that its
+//! CPU sleeps on.
+
+use std::sync::atomic::Ordering;
 
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Region};
-use forebay_rx::sink::Sink;
+use forebay_rx::sink::{SendDrop, Sink};
 use forebay_sys::Signaller;
 use forebay_sys::virtio::SharedMemory;
 use forebay_sys::virtio::reference::ReferenceDevice;
@@ -20,13 +22,13 @@ use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::virtio::buffers::{Buffers, Sizing};
 use crate::virtio::features::{Features, RequestedFeatures};
 use crate::virtio::memory::MemoryPlan;
-use crate::virtio::port::{PairEvents, Switchboard};
+use crate::virtio::port::{PairEvents, QueueWish, Switchboard};
 use crate::virtio::receive::COUNTS;
 use crate::{KernelCounts, RxBuffers};
 
 const QUEUE_SIZE: u16 = 64;
 
-/// Source in a session, with both rings from the device's side.
+/// Source in a session, with both rings from the device's side. The device has another pair, too.
 struct Rig {
     source: VirtioSource,
     pool: Pool,
@@ -37,6 +39,7 @@ struct Rig {
     rx: ReferenceDevice,
     tx: ReferenceDevice,
     sink: TxQueueSink,
+    _other: Port,
     _memory: SharedMemory,
 }
 
@@ -61,9 +64,10 @@ impl Rig {
         let (tx_queue, consumer) = TxQueue::new();
         let sink = TxQueueSink::new("twin".to_owned(), &[tx_queue]);
         let transmit = VirtioTransmit::new(consumer, tx, plan.slots(&memory, 0));
-        let (board, mut ports) = Switchboard::new(1, Signaller::new().unwrap()).unwrap();
+        let (board, mut ports) = Switchboard::new(2, Signaller::new().unwrap()).unwrap();
+        let (port, other) = (ports.remove(0), ports.remove(0));
         let link = Arc::new(VhostSession::without_thread(&board));
-        let mut source = VirtioSource::new(link, ports.remove(0), receiver, transmit);
+        let mut source = VirtioSource::new(link, port, receiver, transmit);
         let offered = 1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_NET_F_MRG_RXBUF
             | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
@@ -71,7 +75,7 @@ impl Rig {
         let features = Features::negotiate(offered, requested).unwrap();
         let events = PairEvents::new().unwrap();
         let call = events.call.handle().unwrap();
-        let pairs = vec![events];
+        let pairs = vec![events, PairEvents::new().unwrap()];
         board.publish(Some(Arc::new(PortSession { number: 1, features, mtu: None, pairs })));
         let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 1000 }]];
         let pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
@@ -80,7 +84,8 @@ impl Rig {
         let polled = source.poll(ask, &mut pool, &mut burst).unwrap();
         let rx = ReferenceDevice::of(source.receiver.ring());
         let tx = ReferenceDevice::of(source.transmit.ring().unwrap());
-        (Self { source, pool, burst, shown, board, call, rx, tx, sink, _memory: memory }, polled)
+        let (_other, _memory) = (other, memory);
+        (Self { source, pool, burst, shown, board, call, rx, tx, sink, _other, _memory }, polled)
     }
 
     /// Polls once, and frees what was received. Returns the number of used entries processed.
@@ -238,18 +243,59 @@ fn promise_10_shut_queue_wakes_nobody() {
         rig.shut();
         rig.call.write(1).unwrap();
         assert!(rig.sleeps() && rig.sleeps(), "nobody waits for that");
-        // A full transmit ring waits for the device, so its calls wake again.
-        rig.hand(QUEUE_SIZE.into());
-        assert!(rig.source.transmit(&mut rig.pool) > 0);
         rig.hand(8);
-        rig.source.transmit(&mut rig.pool);
+        assert_eq!(rig.source.transmit(&mut rig.pool), 8);
+        assert!(rig.sleeps() && rig.tx.take().is_none(), "both rings are shut");
+        assert_eq!(rig.sink.counters().dropped(SendDrop::Down), 8);
+    }
+}
+
+/// A full transmit ring waits for the device.
+#[test]
+fn promise_10_full_transmit_ring_is_woken() {
+    let mut rig = Rig::new(false);
+    rig.hand(QUEUE_SIZE.into());
+    assert!(rig.source.transmit(&mut rig.pool) > 0);
+    rig.hand(8);
+    rig.source.transmit(&mut rig.pool);
+    rig.poll(64, false);
+    assert!(!rig.source.has_work() && rig.source.is_armed);
+    rig.call.write(1).unwrap();
+    assert!(rig.sleeps(), "it was heard, once");
+    let got = rig.tx.take().unwrap();
+    rig.tx.give(got.id, 0);
+    assert!(rig.tx.calls(), "the device is to say so");
+}
+
+/// A device that was not kicked may sleep for ever, so it is told to disable both rings, and would discard what it finds there.
+#[test]
+fn promise_2_failed_kick_shuts_both_rings() {
+    for (is_packed, is_tx) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut rig = Rig::new(is_packed);
+        let receive = |rig: &mut Rig| {
+            let got = rig.rx.take().unwrap();
+            rig.rx.give(got.id, 72);
+            rig.poll(64, false).1
+        };
+        rig.board.fails_kick.store(true, Ordering::Relaxed);
+        if is_tx {
+            rig.hand(1);
+            assert_eq!(rig.source.transmit(&mut rig.pool), 1);
+            assert!(rig.tx.take().is_some(), "posted before the kick failed");
+        } else {
+            assert_eq!(receive(&mut rig), 1);
+        }
+        assert!(!rig.board.fails_kick.load(Ordering::Relaxed));
+        let QueueWish::GoOn { shut, .. } = rig.board.wish() else { panic!("the other pair") };
+        assert_eq!(shut.len(), 1);
+        rig.hand(3);
+        assert_eq!(rig.source.transmit(&mut rig.pool), 3);
+        assert!(rig.tx.take().is_none());
+        assert_eq!(rig.sink.counters().dropped(SendDrop::Down), 3);
+        assert_eq!(receive(&mut rig), 1, "what arrived before the device heard of it");
+        rig.board.publish(None);
         rig.poll(64, false);
-        assert!(!rig.source.has_work() && rig.source.is_armed);
-        rig.call.write(1).unwrap();
-        assert!(rig.sleeps(), "it was heard, once");
-        let got = rig.tx.take().unwrap();
-        rig.tx.give(got.id, 0);
-        assert!(rig.tx.calls(), "the device is to say so");
+        assert_eq!(rig.sink.counters().dropped(SendDrop::Down), 3 + u64::from(is_tx));
     }
 }
 

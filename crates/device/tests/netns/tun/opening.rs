@@ -1,16 +1,22 @@
 //! Existing devices, new devices, and devices that cannot be opened.
 
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+
 use forebay_device::tun::{TunDevice, TunKind};
 use forebay_sys::Error;
+use forebay_sys::bpf::{FilterProgram, Instruction};
 use forebay_sys::interface::Interface;
+use forebay_sys::tun::{Attach, TunQueue};
 use forebay_testkit::namespaces::ip;
 
 use crate::tun::Test;
-use crate::tun::rig::Rig;
+use crate::tun::rig::{Rig, address, neighbour};
 
 pub(crate) const TESTS: &[Test] = &[
     ("created_device_disappears_with_us", made),
     ("existing_device_is_kept", attached),
+    ("filter_of_killed_run_is_detached", killed),
     ("wrong_device_kind_is_named", refused),
 ];
 
@@ -52,6 +58,33 @@ fn attached() {
         }
         ip(&format!("tuntap del tnone mode {mode}"));
         ip(&format!("tuntap del tnmany mode {mode} multi_queue"));
+    }
+}
+
+/// A run that is killed while it ends leaves the program that drops all packets.
+fn killed() {
+    let exit = Instruction { code: 0x95, ..Instruction::default() };
+    let nothing = FilterProgram::load(&[Instruction { code: 0xb7, ..exit }, exit]).unwrap();
+    for (mode, kind) in [("tun", TunKind::Tun), ("tap", TunKind::Tap)] {
+        ip(&format!("tuntap add tnleft mode {mode}"));
+        let earlier = TunQueue::open().unwrap();
+        let to = Attach { name: "tnleft", kind, is_multi_queue: false, is_new: false };
+        earlier.attach(to).unwrap();
+        earlier.set_filter(Some(nothing.as_fd())).unwrap();
+        drop(earlier);
+        let device = TunDevice::open("tnleft", kind, 1).unwrap();
+        ip("link set tnleft up");
+        address("tnleft");
+        if kind == TunKind::Tap {
+            neighbour("tnleft");
+        }
+        UdpSocket::bind("10.9.0.1:0").unwrap().send_to(b"after", "10.9.0.2:2000").unwrap();
+        let mut rig = Rig::new(&device);
+        let packets = rig.drain(0).0;
+        assert_eq!(packets.len(), 1, "{mode}");
+        rig.all_home(packets);
+        drop(device);
+        ip(&format!("tuntap del tnleft mode {mode}"));
     }
 }
 

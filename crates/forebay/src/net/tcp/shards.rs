@@ -21,7 +21,7 @@ use forebay_sys::tcp_reserve::Reservation;
 
 use super::super::neighbours::WayBack;
 use super::super::shared::{CpuIndex, NetState};
-use super::super::transmit::SendMark;
+use super::super::transmit::SegmentMark;
 use super::short::ShortOfMemory;
 use super::timers::TcpTimers;
 use super::wait::{StreamWatch, Watch};
@@ -91,7 +91,7 @@ pub(super) struct Shard {
     /// Number of sockets when `orphans` was last looked through.
     sockets: u32,
     /// Transmitter that gathered the last segments of this shard, and its mark of them.
-    gathered_by: Option<(CpuIndex, SendMark)>,
+    gathered_by: Option<(CpuIndex, SegmentMark)>,
 }
 
 /// Waiters to notify when it is dropped: also if a later segment panics.
@@ -477,7 +477,7 @@ impl NetState {
         let mut shard = self.tcp.shard(index);
         // Segments stay in order: they leave by one transmitter until it has sent those before.
         let by = shard.gathered_by.map_or(cpu, |(by, mark)| {
-            if by == cpu || self.transmitter_of(by).has_sent(mark) { cpu } else { by }
+            if by == cpu || self.transmitter_of(by).has_sent_segments(mark) { cpu } else { by }
         });
         let mut transmitter = self.transmitter_of(by);
         let Shard { tcp, packets, .. } = &mut *shard;
@@ -489,7 +489,7 @@ impl NetState {
             if transmitter.take_held() | transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
-            shard.gathered_by = Some((by, transmitter.mark()));
+            shard.gathered_by = Some((by, transmitter.segment_mark()));
             gathered_by = Some(by);
         }
         drop(transmitter);

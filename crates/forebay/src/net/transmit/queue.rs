@@ -36,6 +36,11 @@ struct DeviceSink {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::net) struct SendMark(pub(super) u64);
 
+/// Point in what a transmitter sends, for segments: as [`SendMark`], but segments that waited for their next hop had
+/// left, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::net) struct SegmentMark(u64);
+
 /// Outcome of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(in crate::net) enum Flushed {
@@ -126,6 +131,9 @@ impl Transmitter {
         if self.is_clear() {
             self.mark.0 += 1;
         }
+        if self.is_clear_of_segments() {
+            self.segment_mark.0 += 1;
+        }
     }
 
     /// Mark of what has been gathered so far, for [`has_sent`](Self::has_sent).
@@ -141,6 +149,23 @@ impl Transmitter {
     /// True if everything is sent that had been gathered at this mark. May be false for a while longer.
     pub(in crate::net) fn has_sent(&self, mark: SendMark) -> bool {
         self.mark != mark || self.is_clear()
+    }
+
+    /// Mark of the segments gathered so far, for [`has_sent_segments`](Self::has_sent_segments).
+    pub(in crate::net) fn segment_mark(&self) -> SegmentMark {
+        self.segment_mark
+    }
+
+    /// True if all segments are sent, or dropped, that had been gathered at this mark: others can overtake none of them. May be
+    /// false for a while longer.
+    pub(in crate::net) fn has_sent_segments(&self, mark: SegmentMark) -> bool {
+        self.segment_mark != mark || self.is_clear_of_segments()
+    }
+
+    /// True if nothing is to be sent, nothing is being sent, and no segment waits for its next hop. Datagrams never wait there:
+    /// for them, [`is_clear`](Self::is_clear) is enough.
+    fn is_clear_of_segments(&self) -> bool {
+        self.is_clear() && !self.has_unresolved()
     }
 
     /// True if nothing is to be sent, and nothing is being sent.

@@ -10,14 +10,15 @@ use forebay_stack::network::compose::{LinkAddresses, emit_link};
 
 use super::super::neighbours::{Hop, WayBack};
 use super::super::shared::NetState;
-use super::{SendPath, Transmitter};
+use super::{Between, SendPath, Transmitter};
 
 /// Segments that wait for the kernel to resolve their next hop, at most.
 const UNRESOLVED_MAX: usize = 64;
 /// First interval of looking for the next hop, in ns; each is twice the one before.
 const FIRST_LOOK_NS: u64 = 500_000;
-/// Interval after which segments are dropped: TCP sends them again, if they are still wanted.
-const LAST_LOOK_NS: u64 = 256_000_000;
+/// Last interval, after which segments are dropped: they have waited for 255.5 ms. TCP sends them again, if they
+/// are still wanted.
+const LAST_LOOK_NS: u64 = 128_000_000;
 
 /// Segments to one destination whose next hop is not resolved, in order.
 pub(super) struct Unresolved {
@@ -29,6 +30,12 @@ pub(super) struct Unresolved {
     /// Time of the next look, in ns, and the interval before it.
     look_ns: u64,
     interval_ns: u64,
+}
+
+impl Unresolved {
+    fn is_to(&self, device: usize, destination: IpAddr) -> bool {
+        (self.device, self.destination) == (device, destination)
+    }
 }
 
 impl Transmitter {
@@ -70,6 +77,7 @@ impl Transmitter {
         }
     }
 
+    /// Gathers a segment for the way back, behind those of its flow that have waited for their next hop.
     pub(super) fn gather_back(
         &mut self,
         device: usize,
@@ -77,10 +85,33 @@ impl Transmitter {
         mut packet: Packet,
         back: WayBack,
     ) {
-        let SendPath { neighbours, gathered, .. } = &mut self.paths[device];
-        let hop = neighbours.hop_of_answer(on, self.now_ns, back, &mut self.pool, gathered);
+        let Self { paths, pool, now_ns, .. } = self;
+        let SendPath { neighbours, gathered, .. } = &mut paths[device];
+        let flow = Between::of(&packet);
+        let hop = neighbours.hop_of_answer(flow, on, *now_ns, back, pool, gathered);
+        if let Some(flow) = flow {
+            self.gather_waiting(device, flow, hop);
+        }
         emit_link(&mut packet, hop);
         self.add(device, packet);
+    }
+
+    /// Gathers segments of a flow that wait for the kernel to resolve their next hop. Those of others stay: anybody can send from
+    /// a spoofed address.
+    fn gather_waiting(&mut self, device: usize, flow: Between, hop: Option<LinkAddresses>) {
+        let Self { unresolved, paths, .. } = self;
+        let destination = flow.destination.ip();
+        let Some(at) = unresolved.iter().position(|of| of.is_to(device, destination)) else {
+            return;
+        };
+        let waiting = &mut unresolved[at].packets;
+        for mut packet in waiting.extract_if(.., |packet| flow.is_of(packet)) {
+            emit_link(&mut packet, hop);
+            paths[device].gathered.push(packet);
+        }
+        if waiting.is_empty() {
+            unresolved.remove(at);
+        }
     }
 
     /// Gathers a segment, behind those that have waited for the same next hop.
@@ -92,8 +123,7 @@ impl Transmitter {
         packet: Packet,
         state: &NetState,
     ) {
-        let is_of = |of: &Unresolved| (of.device, of.destination) == (device, destination);
-        let waiting = self.unresolved.iter().position(is_of);
+        let waiting = self.unresolved.iter().position(|of| of.is_to(device, destination));
         // The kernel is asked once for all segments of a call.
         let is_unknown = waiting.is_some_and(|at| self.unresolved[at].looked_ns == self.now_ns);
         let hop = if is_unknown { Hop::Unknown } else { self.hop_of(device, on, destination) };
@@ -134,8 +164,7 @@ impl Transmitter {
         if count >= UNRESOLVED_MAX {
             self.drop_oldest(state);
         }
-        let is_of = |of: &&mut Unresolved| (of.device, of.destination) == (device, destination);
-        match self.unresolved.iter_mut().find(is_of) {
+        match self.unresolved.iter_mut().find(|of| of.is_to(device, destination)) {
             Some(waiting) => {
                 waiting.packets.push(packet);
                 waiting.looked_ns = self.now_ns;

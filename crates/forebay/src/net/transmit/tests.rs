@@ -15,7 +15,8 @@ use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
 
 use super::super::NetConfig;
-use super::super::rig::{Recording, host, pool};
+use super::super::rig::{Recording, device, host, host_on, pool};
+use super::super::shared::NetState;
 use super::*;
 
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -227,6 +228,137 @@ fn tcp_15_waiting_segments_leave_in_order() {
     assert!(!rig.queue.transmitter().has_unresolved());
     rig.flush();
     assert_eq!(rig.sink.payload_lens(), [1, 2, 3, 4]);
+}
+
+/// Segments of these lengths from a port, without link header.
+fn segments(plain: &mut Rig, from: u16, lens: &[usize]) -> Vec<Packet> {
+    let source = SocketAddr::new(SENT.parse::<SocketAddr>().unwrap().ip(), from);
+    let between = Between { source, destination: TO.parse().unwrap() };
+    for &len in lens {
+        let (marks, payload) = (SentMarks::default(), vec![7; len]);
+        let mut transmitter = plain.queue.transmitter();
+        transmitter.gather(0, &plain.on, between, None, &payload, marks).unwrap();
+    }
+    plain.flush();
+    plain.sink.take()
+}
+
+/// Way of packets from the neighbour.
+fn way_back(on: &Identity) -> WayBack {
+    let link_addresses = LinkAddresses { from: on.mac.unwrap(), to: THEIRS };
+    WayBack { source: TO.parse::<SocketAddr>().unwrap().ip(), link_addresses }
+}
+
+/// A host with the identity of the rig.
+fn host_with_link() -> Arc<NetState> {
+    let on = device(0);
+    on.identity.store(Arc::new(identity()));
+    let sinks = vec![vec![Box::<Recording>::default() as Box<dyn Sink>]];
+    host_on(vec![on], sinks, NetConfig::TCP, |_| DeviceNeighbours::NoLink)
+}
+
+/// The datagrams of other flows wait on: their neighbour may not be where the answer goes.
+#[test]
+fn udp_14_answer_follows_waiting_datagrams() {
+    let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
+    let mut rig = Rig::new(32, DeviceNeighbours::Own(Arc::clone(&learned)));
+    let [first, other] = [SENT, "10.9.0.1:54"].map(|source| Between {
+        source: source.parse().unwrap(),
+        destination: TO.parse().unwrap(),
+    });
+    let send = |rig: &Rig, between, back, len| {
+        let marks = SentMarks { may_fragment: true, ..SentMarks::default() };
+        let mut transmitter = rig.queue.transmitter();
+        transmitter.gather(0, &rig.on, between, back, &vec![7; len], marks).unwrap();
+    };
+    for (flow, len) in [(first, 100), (first, 10_000), (other, 300)] {
+        send(&rig, flow, None, len);
+    }
+    rig.flush();
+    assert_eq!(rig.sink.take().len(), 1, "the solicitation");
+    send(&rig, first, Some(way_back(&rig.on)), 200);
+    rig.flush();
+    let sent = rig.sink.take();
+    assert!(sent.iter().all(|packet| packet.frame.data()[..6] == THEIRS));
+    let lens: Vec<_> = sent.iter().map(|packet| packet.view().payload().len()).collect();
+    assert_eq!((lens.len(), lens[0], lens[8]), (9, 100, 200));
+    assert_eq!(learned.lock().unwrap().waiting(), 1);
+}
+
+/// Segments of other flows wait on.
+#[test]
+fn tcp_15_answer_follows_waiting_segments() {
+    let state = host_with_link();
+    let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
+    let nobodys = InterfaceIndex(i32::MAX.unsigned_abs());
+    let kernels = DeviceNeighbours::of_kernel(nobodys, None).unwrap();
+    for neighbours in [DeviceNeighbours::Own(Arc::clone(&learned)), kernels] {
+        let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
+        let mut rig = Rig::new(8, neighbours);
+        let mut gather = |rig: &Rig, from, lens: &[usize], back| {
+            let mut packets = segments(&mut plain, from, lens);
+            rig.queue.transmitter().gather_segments(&mut packets, back, &state);
+        };
+        gather(&rig, 53, &[1, 2], None);
+        gather(&rig, 54, &[3], None);
+        rig.flush();
+        rig.sink.take(); // a solicitation
+        gather(&rig, 53, &[4], Some(way_back(&identity())));
+        rig.flush();
+        let sent = rig.sink.take();
+        assert!(sent.iter().all(|packet| packet.frame.data()[..6] == THEIRS));
+        let lens: Vec<_> = sent.iter().map(|packet| packet.view().payload().len()).collect();
+        assert_eq!(lens, [1, 2, 4]);
+        let waits = rig.queue.transmitter().has_unresolved();
+        assert!(waits || learned.lock().unwrap().waiting() == 1);
+        learned.lock().unwrap().close(&mut Vec::new());
+    }
+}
+
+/// Another transmitter must not send what comes after them.
+#[test]
+fn tcp_36_waiting_segments_are_not_sent() {
+    let state = host(vec![vec![Box::<Recording>::default()]], NetConfig::TCP);
+    let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
+    let [mut packets, mut others] = [53, 54].map(|from| segments(&mut plain, from, &[100]));
+    let nobodys = InterfaceIndex(i32::MAX.unsigned_abs());
+    let mut rig = Rig::new(8, DeviceNeighbours::of_kernel(nobodys, None).unwrap());
+    let clock = Clock::virtual_at_zero();
+    rig.queue.transmitter().clock = clock.clone();
+    let mark = rig.queue.transmitter().segment_mark();
+    rig.queue.transmitter().gather_segments(&mut packets, None, &state);
+    let has_sent = |rig: &Rig| rig.queue.transmitter().has_sent_segments(mark);
+    assert!(!has_sent(&rig));
+    let of_datagrams = rig.queue.transmitter().mark();
+    assert!(rig.queue.transmitter().has_sent(of_datagrams), "datagrams do not wait there");
+    rig.queue.transmitter().gather_as_is(0, &mut others);
+    rig.flush();
+    assert!(!has_sent(&rig));
+    clock.advance_to(1_000_000);
+    let there = TO.parse::<SocketAddr>().unwrap().ip();
+    rig.queue.transmitter().paths[0].neighbours.remember(there, THEIRS, 1_000_000);
+    rig.queue.transmitter().retry_unresolved(&state);
+    assert!(!rig.queue.transmitter().has_unresolved() && !has_sent(&rig));
+    rig.flush();
+    assert!(has_sent(&rig));
+}
+
+#[test]
+fn tcp_15_segments_wait_256_ms_at_most() {
+    let state = host(vec![vec![Box::<Recording>::default()]], NetConfig::TCP);
+    let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
+    let mut packets = segments(&mut plain, 53, &[100]);
+    let nobodys = InterfaceIndex(i32::MAX.unsigned_abs());
+    let rig = Rig::new(8, DeviceNeighbours::of_kernel(nobodys, None).unwrap());
+    let clock = Clock::virtual_at_zero();
+    rig.queue.transmitter().clock = clock.clone();
+    rig.queue.transmitter().gather_segments(&mut packets, None, &state);
+    let waited_ns = (0..).step_by(500_000).find(|&now_ns| {
+        clock.advance_to(now_ns);
+        rig.queue.transmitter().retry_unresolved(&state);
+        !rig.queue.transmitter().has_unresolved()
+    });
+    assert_eq!(waited_ns, Some(255_500_000));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use forebay_rx::packet::Packet;
 
-use super::super::slots::SlotPlace;
+use super::super::slots::{SlotList, SlotPlace};
 use super::Neighbours;
 
 /// List index for entries with the same number of waiting packets.
@@ -18,6 +18,37 @@ impl Neighbours {
         self.waiting_more -= waiting.len() - neighbour.counts.len();
         neighbour.counts.clear();
         waiting
+    }
+
+    /// Takes those sends that wait for a neighbour whose first packets `is_taken` accepts, oldest first.
+    pub(super) fn take_sends(
+        &mut self,
+        place: SlotPlace,
+        is_taken: &impl Fn(&Packet) -> bool,
+        taken: &mut Vec<Packet>,
+    ) {
+        let (mut send, mut first) = (0, 0);
+        while let Some(&count) = self.slots[place].counts.get(send) {
+            if !self.slots[place].waiting.get(first).is_some_and(is_taken) {
+                (send, first) = (send + 1, first + count);
+                continue;
+            }
+            self.unlink_waiting(place);
+            let neighbour = &mut self.slots[place];
+            neighbour.counts.remove(send);
+            taken.extend(neighbour.waiting.drain(first..first + count));
+            self.waiting -= 1;
+            self.waiting_more -= count - 1;
+            self.link_waiting(place);
+        }
+    }
+
+    /// Neighbours that packets wait for.
+    pub(super) fn awaited(&self) -> Vec<SlotPlace> {
+        let of_list = |list: &SlotList| {
+            std::iter::successors(list.first(), |&place| self.slots.behind(BY_WAITING, place))
+        };
+        self.by_waiting.iter().flat_map(of_list).collect()
     }
 
     /// Drops the send that has waited longest for a neighbour, if any, to make room.

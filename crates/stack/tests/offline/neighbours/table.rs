@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use forebay_buf::Pool;
+use forebay_rx::Packet;
 use forebay_stack::network::neighbours::{
     ANSWERED_MAX, NEIGHBOURS_MAX, NeighbourDrops, NeighbourObservation, Neighbours, Replaces,
     Resolved, WAITING_IN_ALL_MAX, WAITING_MAX, WAITING_MORE_MAX,
@@ -536,4 +537,28 @@ fn promise_2_waiting_packets_expire_by_name() {
     drops.neigh_dead = 2;
     assert_eq!(rig.neighbours.drops(), drops);
     assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
+}
+
+/// An answer releases the sends of its flow only, wherever they wait.
+#[test]
+fn udp_14_answer_releases_its_flow() {
+    for neighbour in [Some(ip(NEIGHBOUR)), None] {
+        let mut rig = Rig::new();
+        for address in [NEIGHBOUR, "10.9.0.3"] {
+            assert_eq!(rig.resolve(address, 0), Found::Asking);
+        }
+        for (mark, count) in [(1, 2), (2, 3), (1, 1)] {
+            assert!(rig.hold_send(ip(NEIGHBOUR), mark, count, 0).is_empty());
+        }
+        assert!(rig.hold("10.9.0.3", 2, 0).is_empty());
+        let (is_of_flow, mut released) = (|it: &Packet| it.frame.data()[14] == 1, Vec::new());
+        rig.neighbours.release_flow(neighbour, is_of_flow, OTHERS, &mut released);
+        assert!(released.iter().all(|packet| packet.frame.data()[..6] == OTHERS));
+        assert_eq!(rig.marks(released), [1, 1, 1]);
+        assert_eq!((rig.neighbours.waiting(), rig.neighbours.waiting_more()), (2, 2));
+        assert_eq!(rig.hear(answer(THEIRS), 1), 3, "the other flow waits for the neighbour");
+        assert_eq!(rig.tick(4 * SECOND_NS), (0, vec![2]));
+        assert_eq!((rig.neighbours.waiting(), rig.neighbours.waiting_more()), (0, 0));
+        assert_eq!(rig.pool.in_use(), 0);
+    }
 }
