@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,46 @@ const STOP_LOOK: Duration = Duration::from_millis(1);
 
 /// Closed listeners that live on.
 static LEAVING: Mutex<Vec<Arc<Leaving>>> = Mutex::new(Vec::new());
+
+/// Threads that go on with connections which others have passed on, and the process's end, after which none begins to: what
+/// a thread has taken would end with it.
+static ADOPTING: AtomicUsize = AtomicUsize::new(0);
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Permission to take connections that others have passed on: the end of the process waits until it is dropped.
+pub(crate) struct Adopting(());
+
+impl Adopting {
+    /// `None` once the process ends.
+    pub(crate) fn begin() -> Option<Self> {
+        ADOPTING.fetch_add(1, Ordering::SeqCst);
+        let this = Self(());
+        // After the count: who ends the process looks at it later.
+        (!Self::are_over()).then_some(this)
+    }
+
+    /// True once the process ends.
+    pub(crate) fn are_over() -> bool {
+        IS_ENDING.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Adopting {
+    fn drop(&mut self) {
+        ADOPTING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Has no connections taken any more, as the process ends.
+pub(crate) fn end_adopting() {
+    IS_ENDING.store(true, Ordering::SeqCst);
+}
+
+/// Forgets, in a child, what threads of the parent were doing.
+pub(crate) fn forked() {
+    ADOPTING.store(0, Ordering::Relaxed);
+    IS_ENDING.store(false, Ordering::Relaxed);
+}
 
 /// A closed listener whose connections other processes are to take over.
 struct Leaving {
@@ -78,6 +118,7 @@ pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>, others: Opt
     if !closed.is_open_elsewhere() && !leaving.addresses.iter().any(has_others) {
         return leaving.addresses.into_iter().for_each(|address| membership.abandon(address));
     }
+    others.iter().for_each(|others| membership.note_copies(others.clone()));
     let leaving = Arc::new(leaving);
     all_leaving().push(Arc::clone(&leaving));
     let (this, part) = (Arc::clone(&leaving), Arc::clone(&membership));
@@ -122,9 +163,11 @@ pub(crate) fn stop_leaving(address: SocketAddr) {
     }
 }
 
-/// True while closed listeners live on.
+/// True while closed listeners live on, or a thread goes on with connections of other processes.
 pub(crate) fn are_some_leaving() -> bool {
-    all_leaving().iter().any(|leaving| leaving.forks == forks())
+    // First: a thread that adds to a listener keeps it, and then closes it, if the program has.
+    ADOPTING.load(Ordering::SeqCst) > 0
+        || all_leaving().iter().any(|leaving| leaving.forks == forks())
 }
 
 /// Adds a connection that another process has passed on to a listener of its address. False without such a listener, or

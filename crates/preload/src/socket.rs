@@ -79,14 +79,18 @@ impl Socket {
         }
     }
 
-    /// Ends a reference from the table.
-    pub(crate) fn let_go(self: Arc<Self>) {
-        let is_of_parent = match &*self {
+    /// True of a copy of the parent's, whose locks threads of the parent may have held.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        match self {
             Self::Udp(udp) => udp.is_of_parent(),
             Self::Listener(listener) => listener.is_of_parent(),
             Self::Stream(stream) => stream.is_of_parent(),
-        };
-        if is_of_parent {
+        }
+    }
+
+    /// Ends a reference from the table.
+    pub(crate) fn let_go(self: Arc<Self>) {
+        if self.is_of_parent() {
             match &*self {
                 _ if !table::numbers_of(&self).is_empty() => {}
                 Self::Udp(udp) => udp.close_copy(),

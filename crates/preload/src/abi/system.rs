@@ -91,7 +91,7 @@ pub(crate) fn is_plain(socket: BorrowedFd<'_>, protocol: FilterProtocol) -> bool
 }
 
 /// Value of an option of any type.
-pub(super) fn option_bytes(socket: BorrowedFd<'_>, option: SocketOption) -> Option<Vec<u8>> {
+pub(crate) fn option_bytes(socket: BorrowedFd<'_>, option: SocketOption) -> Option<Vec<u8>> {
     let mut value = vec![0; VALUE_BYTES_MAX];
     let len = read_option(socket, option, &mut value).ok()?;
     value.truncate(len);
@@ -139,7 +139,11 @@ pub(crate) fn set_v6_only(socket: BorrowedFd<'_>) {
     let _ = set_option(socket, SocketOption::of_ipv6(libc::IPV6_V6ONLY), &1_i32.to_ne_bytes());
 }
 
-fn set_option(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
+pub(super) fn set_option(
+    socket: BorrowedFd<'_>,
+    option: SocketOption,
+    value: &[u8],
+) -> Result<(), Errno> {
     let len = libc::socklen_t::try_from(value.len()).unwrap_or(0);
     // SAFETY: the call reads `len` bytes of `value`, which has as many.
     unsafe { set_option_at(socket, option, value.as_ptr().cast(), len) }

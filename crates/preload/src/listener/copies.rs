@@ -1,6 +1,7 @@
 //! Copies of a listener in other processes.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use forebay_sys::hidden::Hidden;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,11 +14,12 @@ use crate::abi;
 /// its ends: once all for writing are closed, the end for reading tells so.
 pub(crate) struct Copies {
     write: Hidden,
-    read: Hidden,
+    read: Arc<Hidden>,
 }
 
 /// Copies of a listener that this process has closed.
-pub(crate) struct OtherCopies(Hidden);
+#[derive(Clone)]
+pub(crate) struct OtherCopies(Arc<Hidden>);
 
 impl Copies {
     /// # Errors
@@ -25,12 +27,17 @@ impl Copies {
     pub(crate) fn new() -> Result<Self, Errno> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let write = Hidden::new(write)?;
-        Ok(Self { write, read: Hidden::new(read)? })
+        Ok(Self { write, read: Arc::new(Hidden::new(read)?) })
     }
 
     /// Closes the copy of this process.
     pub(crate) fn close_own(self) -> OtherCopies {
-        OtherCopies(self.read)
+        self.others()
+    }
+
+    /// Copies of other processes, and this one's as long as it is open.
+    pub(crate) fn others(&self) -> OtherCopies {
+        OtherCopies(Arc::clone(&self.read))
     }
 
     /// Closes this process's copy of a pipe that is forgotten, not dropped.

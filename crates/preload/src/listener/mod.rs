@@ -25,8 +25,7 @@ use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
-use self::copies::Copies;
-pub(crate) use self::copies::OtherCopies;
+pub(crate) use self::copies::{Copies, OtherCopies};
 use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
@@ -64,7 +63,7 @@ pub(crate) struct Listener {
     /// Process whose engine served it when it ended.
     ended_in: OnceLock<Origin>,
     /// `None` without descriptors for it: then a process that closes it asks for no other's.
-    copies: Option<Copies>,
+    copies: Mutex<Option<Copies>>,
 }
 
 /// Listener of an engine.
@@ -87,9 +86,10 @@ pub(crate) fn keep_locks() {
     passing::keep_locks();
 }
 
-/// Counts the listeners in a child, which has an engine for none.
+/// Begins anew in a child, which has an engine for none of the listeners.
 pub(crate) fn forked() {
     UNSERVED.store(LISTENERS.load(Ordering::Relaxed), Ordering::Relaxed);
+    passing::forked();
 }
 
 impl Listener {
@@ -157,7 +157,7 @@ impl Listener {
             turn: Mutex::default(),
             origin: Origin::here(),
             ended_in: OnceLock::new(),
-            copies: Copies::new().ok(),
+            copies: Mutex::new(Copies::new().ok()),
         };
         LISTENERS.fetch_add(1, Ordering::Relaxed);
         UNSERVED.fetch_add(1, Ordering::Relaxed);
@@ -199,7 +199,7 @@ impl Listener {
         if self.origin.may_close_copy() {
             self.inherited.kernel.unlist();
             abi::close_forgotten(self.kernel());
-            self.copies.iter().for_each(Copies::close_forgotten);
+            self.copies().iter().for_each(Copies::close_forgotten);
         }
     }
 
@@ -219,17 +219,32 @@ impl Listener {
             return Err(Errno::NOTCONN);
         }
         self.inherited.kernel.set_live(false);
-        if let Some(served) = self.served_here() {
-            served.tcp.notify_ended();
-            self.ended_in.get_or_init(Origin::here);
-            drop(self.served.swap(None));
-            UNSERVED.fetch_add(1, Ordering::Relaxed);
-            passing::leave(served, self.addresses().collect(), None); // no copy goes on
-            return Ok(());
+        if self.end_served(None) {
+            return Ok(()); // no copy goes on
         }
         self.place_turn(socket)?;
         self.end_turn();
         Ok(())
+    }
+
+    /// Ends the listening of this process, which ends, also while its threads wait in `accept`.
+    pub(crate) fn end_here(&self) {
+        let _serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.has_ended.swap(true, Ordering::AcqRel) {
+            let others = self.copies().take().map(Copies::close_own);
+            self.end_served(others);
+        }
+    }
+
+    /// Ends the listener of this process's engine. False without one.
+    fn end_served(&self, others: Option<OtherCopies>) -> bool {
+        let Some(served) = self.served_here() else { return false };
+        served.tcp.notify_ended();
+        self.ended_in.get_or_init(Origin::here);
+        drop(self.served.swap(None));
+        UNSERVED.fetch_add(1, Ordering::Relaxed);
+        passing::leave(served, self.addresses().collect(), others);
+        true
     }
 
     /// Puts the kernel's socket back at a descriptor of a listener that has ended.
@@ -376,6 +391,11 @@ impl Listener {
         }
     }
 
+    /// Not locked at a fork: who holds it holds the lock of serving, or drops the listener.
+    fn copies(&self) -> MutexGuard<'_, Option<Copies>> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn turn(&self) -> MutexGuard<'_, Option<(ReadinessSetter, ReadinessDescriptor)>> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -440,7 +460,7 @@ impl Drop for Listener {
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
         if let Some(served) = self.served_here() {
             drop(self.served.swap(None));
-            let others = self.copies.take().map(Copies::close_own);
+            let others = self.copies().take().map(Copies::close_own);
             return passing::leave(served, self.addresses().collect(), others);
         }
         let turn = self.turn().take();

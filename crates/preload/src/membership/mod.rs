@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
 use crate::engine_lock::EngineLock;
-use crate::passing;
+use crate::listener::OtherCopies;
+use crate::passing::{self, Adopting};
 use crate::shares::Handover;
 
 /// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
@@ -40,8 +41,14 @@ const LEAVE_LOOK: Duration = Duration::from_millis(2);
 /// Looks of each process at a connection that none can go on with, 100 ms apart, before that is reset.
 const ATTEMPTS_MAX: usize = 8;
 
+/// Looks while no process serves its address, and one may.
+const LATER_ATTEMPTS_MAX: usize = 50;
+
 /// Connections that a process keeps for its next look, as it cannot go on with them.
 const REFUSED_MAX: usize = 64;
+
+/// Closed listeners whose copies in other processes are known, at most.
+const COPIES_MAX: usize = 16;
 
 /// Longest wait of connections that were passed on for a process that serves some address.
 const HEIR_MAX: Duration = Duration::from_secs(5);
@@ -74,6 +81,12 @@ pub(crate) trait Closed {
     fn pass_on(&self) -> Option<PassedConnection>;
 }
 
+/// Connections that were put into the mailbox, and the one for which it had no room.
+struct Passed {
+    count: usize,
+    without_room: Option<PassedConnection>,
+}
+
 struct State {
     /// Filters that the engine has attached, which let all buckets pass.
     filters: Option<Vec<Vec<FilterInstruction>>>,
@@ -87,8 +100,12 @@ struct State {
     have_been_others: bool,
     /// Listeners of this process at each address.
     served: HashMap<SocketAddr, usize>,
-    /// Time since when no process serves any address.
+    /// Copies that other processes have of listeners which this one has closed, and the time since when no process serves
+    /// any address.
+    copies: Vec<OtherCopies>,
     unserved_since: Option<Instant>,
+    /// Time of the last look at which attempts were counted.
+    counted: Option<Instant>,
     /// Connections that others have passed on, which this process claims and cannot go on with, and the attempts so far.
     refused: Vec<(PassedConnection, u16)>,
 }
@@ -119,7 +136,9 @@ impl Membership {
             alone_since: [None; BUCKETS],
             have_been_others: false,
             served: HashMap::new(),
+            copies: Vec::new(),
             unserved_since: None,
+            counted: None,
             refused: Vec::new(),
         };
         Self { engine_lock, rings, state: Mutex::new(state) }
@@ -133,7 +152,10 @@ impl Membership {
             self.settle();
             self.adopt_passed();
             // Once there were others, what they have left is looked at until the end.
-            let looks = self.state().have_been_others;
+            let looks = {
+                let state = self.state();
+                state.have_been_others || state.unserved_since.is_some()
+            };
             self.engine_lock.await_change(seen, looks.then_some(OTHERS_LOOK));
         }
     }
@@ -212,57 +234,58 @@ impl Membership {
         let shares = self.engine_lock.shares();
         self.engine_lock.notify_change();
         let began = Instant::now();
-        let (mut left, mut without_room) = (None, None);
+        let (mut left, mut without_room, mut was_quiet) = (None, None, false);
         while !self.state().served.contains_key(&listener) {
             let has_heir = self.has_others(listener);
             if !has_heir && !closed.is_open_elsewhere() {
                 break;
             }
             // First: what has come before is passed on, too.
-            let (is_last, handshakes) = (closed.is_stopped(), closed.handshake_count());
-            without_room = self.pass_all(without_room, closed);
+            let (is_last, owned) = (closed.is_stopped(), shares.owns_some(listener));
+            let handshakes = closed.handshake_count();
+            let passed = self.pass_all(without_room.take(), closed);
+            without_room = passed.without_room;
             if !has_heir || began.elapsed() > LEAVE_MAX {
                 self.abandon(listener);
             }
-            let is_over = !shares.owns_some(listener)
-                && (without_room.is_none() && handshakes == 0
-                    || left.get_or_insert_with(Instant::now).elapsed() > HANDSHAKES_MAX);
-            if is_over || is_last {
+            // A handshake that has just ended is neither counted nor passed on, for a moment.
+            let is_quiet = !owned && handshakes == 0 && passed.count == 0 && without_room.is_none();
+            let is_late =
+                !owned && left.get_or_insert_with(Instant::now).elapsed() > HANDSHAKES_MAX;
+            if is_quiet && was_quiet || is_late || is_last {
                 break;
             }
+            was_quiet = is_quiet;
             thread::sleep(LEAVE_LOOK);
         }
         without_room.iter().for_each(|passed| self.reset(passed));
         self.abandon(listener);
     }
 
-    /// Passes on connections, beginning with `first`. Returns the one for which there is no room.
-    fn pass_all(
-        &self,
-        first: Option<PassedConnection>,
-        closed: &dyn Closed,
-    ) -> Option<PassedConnection> {
-        let mut is_some = false;
+    /// Passes on connections, beginning with `first`.
+    fn pass_all(&self, first: Option<PassedConnection>, closed: &dyn Closed) -> Passed {
+        let mut count = 0;
         let mut passed = first.into_iter().chain(std::iter::from_fn(|| closed.pass_on()));
         let without_room = passed.find(|passed| {
             let is_put = self.engine_lock.mailbox().put(passed, 0);
-            is_some |= is_put;
+            count += usize::from(is_put);
             !is_put
         });
-        if is_some {
+        if count > 0 {
             self.engine_lock.notify_change();
         }
-        without_room
+        Passed { count, without_room }
     }
 
     /// Goes on with connections that others have passed on.
     fn adopt_passed(&self) {
         let (mailbox, shares) = (self.engine_lock.mailbox(), self.engine_lock.shares());
+        let Some(_adopting) = Adopting::begin() else { return };
         self.leave_refused();
-        let is_its = || self.serves_or_nobody_will();
         let has_room = || self.state().refused.len() < REFUSED_MAX;
-        let last = ATTEMPTS_MAX * (1 + shares.others().count());
-        while is_its()
+        let attempt = u16::from(self.counts_attempts());
+        while !Adopting::are_over()
+            && self.serves_or_nobody_will()
             && has_room()
             && let Some((passed, attempts)) = mailbox.take()
         {
@@ -275,23 +298,89 @@ impl Membership {
             if passing::adopt(&passed) {
                 continue;
             }
-            if usize::from(attempts) >= last {
+            if usize::from(attempts) >= self.attempts_max(passed.flow().ours) {
                 self.reset(&passed);
             } else {
-                self.state().refused.push((passed, attempts + 1));
+                self.state().refused.push((passed, attempts + attempt));
             }
         }
         self.leave_refused();
     }
 
-    /// True if this process serves an address, or if none has served one for so long that none will.
+    /// True at one look in 100 ms, however often changes are told.
+    fn counts_attempts(&self) -> bool {
+        let counted = &mut self.state().counted;
+        let is_due = counted.is_none_or(|counted| counted.elapsed() >= OTHERS_LOOK);
+        if is_due {
+            *counted = Some(Instant::now());
+        }
+        is_due
+    }
+
+    /// Attempts of all processes to go on with a connection to an address: while none serves that, one may begin to.
+    fn attempts_max(&self, ours: SocketAddr) -> usize {
+        let shares = self.engine_lock.shares();
+        let any = match ours {
+            SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), ours.port()),
+            SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), ours.port()),
+        };
+        let is_served = [ours, any].into_iter().any(|at| shares.has_members(at));
+        let looks = match is_served || !self.may_be_served_later() {
+            true => ATTEMPTS_MAX,
+            false => LATER_ATTEMPTS_MAX,
+        };
+        looks * (1 + shares.others().count())
+    }
+
+    /// True while another process has a copy of a listener that this one has closed.
+    fn may_be_served_later(&self) -> bool {
+        let mut state = self.state();
+        state.copies.retain(OtherCopies::are_some);
+        !state.copies.is_empty()
+    }
+
+    /// Notes copies of a listener that this process closes.
+    pub(crate) fn note_copies(&self, others: OtherCopies) {
+        let copies = &mut self.state().copies;
+        copies.retain(OtherCopies::are_some);
+        if copies.len() < COPIES_MAX {
+            copies.push(others);
+        }
+    }
+
+    /// Gives to others what this process has taken and cannot go on with, as it ends. Resets what nobody will go on with.
+    pub(crate) fn end(&self) {
+        let began = Instant::now();
+        self.leave_refused();
+        while !self.state().refused.is_empty() && began.elapsed() < LEAVE_MAX {
+            thread::sleep(LEAVE_LOOK);
+            self.leave_refused();
+        }
+        let refused = std::mem::take(&mut self.state().refused);
+        refused.iter().for_each(|(passed, _)| self.reset(passed));
+        let (mailbox, shares) = (self.engine_lock.mailbox(), self.engine_lock.shares());
+        self.engine_lock.evict_dead();
+        while shares.others().next().is_none()
+            && !self.may_be_served_later()
+            && let Some((passed, _)) = mailbox.take()
+        {
+            if shares.adopt(passed.flow(), passed.syn()) {
+                self.reset(&passed);
+            }
+        }
+    }
+
+    /// True if this process serves an address, or if none does and none will: no process is known to have a copy of a
+    /// listener, or none has served one for long.
     fn serves_or_nobody_will(&self) -> bool {
+        let may_be_served_later = self.may_be_served_later();
         let mut state = self.state();
         if !state.served.is_empty() || self.engine_lock.shares().are_some_served() {
             state.unserved_since = None;
             return !state.served.is_empty();
         }
-        state.unserved_since.get_or_insert_with(Instant::now).elapsed() >= HEIR_MAX
+        let since = *state.unserved_since.get_or_insert_with(Instant::now);
+        !may_be_served_later || since.elapsed() >= HEIR_MAX
     }
 
     /// Leaves connections that this process cannot go on with to another one, which serves the address, or has room, and is

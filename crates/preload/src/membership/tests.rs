@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use super::*;
 use crate::engine_lock::tests::Other;
+use crate::listener::Copies;
 
 fn listener() -> SocketAddr {
     "192.0.2.1:80".parse().unwrap()
@@ -99,6 +100,9 @@ fn exe_8_refused_connection_ends() {
     let (engine_lock, membership) = membership();
     assert!(engine_lock.mailbox().put(&passed(0), 0) && engine_lock.mailbox().put(&passed(1), 0));
     for _ in 0..ATTEMPTS_MAX {
+        membership.state().counted = Some(Instant::now());
+        membership.adopt_passed(); // of a change: no attempt
+        membership.state().counted = None;
         membership.adopt_passed();
     }
     let left = std::iter::from_fn(|| engine_lock.mailbox().take()).map(|(_, attempts)| attempts);
@@ -108,11 +112,39 @@ fn exe_8_refused_connection_ends() {
     assert!(engine_lock.mailbox().put(&passed(0), attempts));
     assert!(membership.close(listener()));
     membership.adopt_passed();
-    let (passed, attempts) = engine_lock.mailbox().take().expect("somebody may serve an address");
+    assert!(engine_lock.mailbox().take().is_none(), "nobody serves any address");
+}
+
+/// A process that has a copy of the listener may serve it.
+#[test]
+fn exe_8_passed_connection_awaits_copy() {
+    let (engine_lock, membership) = membership();
+    assert!(membership.close(listener()));
+    let (own, childs) = (Copies::new().unwrap(), Copies::new().unwrap());
+    membership.note_copies(own.close_own());
+    let attempts = u16::try_from(ATTEMPTS_MAX).unwrap();
+    assert!(engine_lock.mailbox().put(&passed(0), attempts));
+    membership.adopt_passed();
+    assert!(engine_lock.mailbox().take().is_none(), "the last copy was closed");
+    membership.note_copies(childs.others());
+    assert!(engine_lock.mailbox().put(&passed(0), attempts));
+    membership.adopt_passed();
+    membership.end();
+    let (passed, _) = engine_lock.mailbox().take().expect("the child may serve it");
     assert!(engine_lock.mailbox().put(&passed, attempts));
     membership.state().unserved_since = Instant::now().checked_sub(HEIR_MAX);
+    let last = u16::try_from(LATER_ATTEMPTS_MAX).unwrap();
+    membership.state().counted = None;
     membership.adopt_passed();
-    assert!(engine_lock.mailbox().take().is_none(), "nobody serves any address");
+    let (passed, counted) = engine_lock.mailbox().take().unwrap();
+    assert_eq!(counted, attempts + 1);
+    assert!(engine_lock.mailbox().put(&passed, last));
+    membership.adopt_passed();
+    assert!(engine_lock.mailbox().take().is_none(), "it does not");
+    assert!(engine_lock.mailbox().put(&passed, 0));
+    drop(childs);
+    membership.end();
+    assert!(engine_lock.mailbox().take().is_none(), "nobody is left");
 }
 
 #[test]

@@ -401,11 +401,26 @@ fn close_connections() {
 }
 
 /// Waits for the end of the process, and then for the peers of its connections.
-fn await_end(finisher: &Hidden, has_finished: &AtomicBool, net: &Net) {
+fn await_end(
+    finisher: &Hidden,
+    has_finished: &AtomicBool,
+    net: &Net,
+    membership: Option<&Membership>,
+) {
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
-    table::within(0, u32::MAX).filter_map(table::remove).for_each(Socket::let_go);
-    while passing::are_some_leaving() || net.unfinished_connections() > 0 {
+    passing::end_adopting();
+    for socket in table::within(0, u32::MAX).filter_map(table::remove) {
+        if let (Socket::Listener(listener), false) = (&*socket, socket.is_of_parent()) {
+            listener.end_here();
+        }
+        socket.let_go();
+    }
+    while passing::are_some_leaving() {
+        thread::sleep(FINISH_LOOK);
+    }
+    membership.into_iter().for_each(Membership::end);
+    while net.unfinished_connections() > 0 {
         thread::sleep(FINISH_LOOK);
     }
     has_finished.store(true, Ordering::Release);

@@ -182,12 +182,13 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     let finisher = Arc::new(Hidden::new(eventfd(0, EventfdFlags::CLOEXEC)?)?);
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
-    told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;
-    let mut membership = None;
-    if config.via == Via::AfPacket {
-        let these = Arc::new(Membership::new(Arc::clone(&engine_lock), rings));
-        membership = Some(Arc::clone(&these));
-        told(spawn("forebay-members", move || these.follow()))?;
+    let is_divided = config.via == Via::AfPacket;
+    let membership = is_divided.then(|| Arc::new(Membership::new(Arc::clone(&engine_lock), rings)));
+    let member = membership.clone();
+    let finish = move || await_end(&wakes, &says, &of, member.as_deref());
+    told(spawn("forebay-finish", finish))?;
+    if let Some(member) = membership.clone() {
+        told(spawn("forebay-members", move || member.follow()))?;
     }
     Ok(Runtime { net, interfaces, engine_lock, finisher, has_finished, membership })
 }

@@ -132,6 +132,13 @@ impl Shares {
         members.load(SeqCst) & !own != 0
     }
 
+    /// True if some process serves this address.
+    pub(crate) fn has_members(&self, listener: SocketAddr) -> bool {
+        let rowless = &self.table.0[ROWLESS];
+        let members = self.row_of(listener).map_or(rowless, |row| self.table.members(row));
+        members.load(SeqCst) != 0
+    }
+
     /// True if some process serves an address.
     pub(crate) fn are_some_served(&self) -> bool {
         let is_served = |row| self.table.members(row).load(SeqCst) != 0;

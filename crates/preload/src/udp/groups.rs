@@ -1,4 +1,4 @@
-//! Multicast groups of a UDP socket: joined and left by options, which the kernel's socket checks first.
+//! Multicast groups of a UDP socket: joined and left by options of the kernel's socket, whose memberships are followed.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -38,16 +38,15 @@ const JOINS: [(SocketOption, SocketOption); 4] = [
     (SocketOption::of_ipv6(MCAST_JOIN_GROUP), SocketOption::of_ipv6(MCAST_LEAVE_GROUP)),
 ];
 
-/// Change that an option makes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Change {
-    Join(IpAddr, Place),
-    Leave(IpAddr, Place),
-    /// Device that datagrams to groups leave by.
-    SendBy(Place),
-    /// Programs of this host hear what is sent to groups.
-    Loop(bool),
-}
+/// Options that name the interface which datagrams to groups leave by.
+const INTERFACES: [SocketOption; 2] =
+    [SocketOption::of_ipv4(libc::IP_MULTICAST_IF), SocketOption::of_ipv6(libc::IPV6_MULTICAST_IF)];
+
+/// Options by which programs of this host hear what is sent to groups.
+const LOOPS: [SocketOption; 2] = [
+    SocketOption::of_ipv4(libc::IP_MULTICAST_LOOP),
+    SocketOption::of_ipv6(libc::IPV6_MULTICAST_LOOP),
+];
 
 /// Interface, as an option names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,19 +58,25 @@ enum Place {
 
 /// True for an option about groups.
 pub(crate) fn is_about_groups(option: SocketOption) -> bool {
-    let of_sending = [
-        SocketOption::of_ipv4(libc::IP_MULTICAST_IF),
-        SocketOption::of_ipv6(libc::IPV6_MULTICAST_IF),
-        SocketOption::of_ipv4(libc::IP_MULTICAST_LOOP),
-        SocketOption::of_ipv6(libc::IPV6_MULTICAST_LOOP),
-    ];
-    JOINS.iter().any(|(join, leave)| [*join, *leave].contains(&option))
-        || of_sending.contains(&option)
+    is_join(option) || is_leave(option) || names_interface(option) || LOOPS.contains(&option)
+}
+
+/// True for an option that names the interface which datagrams to groups leave by.
+pub(crate) fn names_interface(option: SocketOption) -> bool {
+    INTERFACES.contains(&option)
 }
 
 /// Option that takes back what this one does.
 pub(crate) fn opposite(option: SocketOption) -> Option<SocketOption> {
     JOINS.iter().find(|(join, _)| *join == option).map(|(_, leave)| *leave)
+}
+
+fn is_join(option: SocketOption) -> bool {
+    JOINS.iter().any(|(join, _)| *join == option)
+}
+
+fn is_leave(option: SocketOption) -> bool {
+    JOINS.iter().any(|(_, leave)| *leave == option)
 }
 
 impl Udp {
@@ -80,37 +85,45 @@ impl Udp {
     /// # Errors
     /// `ENODEV` for an interface that is not a taken device; `ENOBUFS` beyond 20 groups.
     pub(crate) fn change_groups(&self, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
-        let Some(change) = Change::of(option, value) else { return Ok(()) };
-        let changed = match change {
-            Change::Join(group, place) => match device_at(place)? {
-                Some(device) => self.udp.join_multicast_on(group, device),
-                None => self.udp.join_multicast(group),
-            },
-            Change::Leave(group, place) => match device_at(place)? {
-                Some(device) => self.udp.leave_multicast_on(group, device),
-                None => self.udp.leave_multicast(group),
-            },
-            Change::SendBy(place) => {
-                self.udp.set_multicast_device(device_at(place)?);
-                return Ok(());
-            }
-            Change::Loop(is_on) => {
-                self.udp.set_multicast_loop(is_on);
-                return Ok(());
-            }
-        };
-        match changed.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
-            // Joined or left on all devices before: the kernel's socket knows better.
-            Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => Ok(()),
-            changed => changed,
+        if LOOPS.contains(&option) {
+            // Of one byte, or of an int.
+            self.udp.set_multicast_loop(value.iter().take(4).any(|byte| *byte != 0));
+            return Ok(());
+        }
+        if names_interface(option) {
+            let place = place_of(option, value).ok_or(Errno::INVAL)?;
+            self.udp.set_multicast_device(device_at(place)?);
+            return Ok(());
+        }
+        let group = group_of(option, value).ok_or(Errno::INVAL)?;
+        match self.follow_memberships(group)? {
+            false if is_join(option) => Err(Errno::NODEV),
+            _ => Ok(()),
         }
     }
 
-    /// Joins the groups that the kernel's socket joined before it was bound.
+    /// Joins or leaves a group on each taken device, as the kernel's socket has. True if something has changed.
+    fn follow_memberships(&self, group: IpAddr) -> Result<bool, Errno> {
+        let mut is_changed = false;
+        for &index in interfaces() {
+            let Some(device) = device_of(index) else { continue };
+            let changed = match is_member(self.kernel(), index, group) {
+                true => self.udp.join_multicast_on(group, device),
+                false => self.udp.leave_multicast_on(group, device),
+            };
+            match changed.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
+                Ok(()) => is_changed = true,
+                Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => {} // as it was
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(is_changed)
+    }
+
+    /// Adopts the groups that the kernel's socket joined before it was bound, and the interface that it sends to groups by.
     pub(super) fn adopt_groups(&self) {
-        for (index, group) in self.joined_before() {
-            let joined = device_of(index).map(|device| self.udp.join_multicast_on(group, device));
-            if let Some(Err(error)) = joined {
+        for group in self.joined_before() {
+            if let Err(error) = self.follow_memberships(group) {
                 report!(
                     "forebay: the socket of {} is not in group {group}, which it joined before bind: {error}; let the \
                      program join it after bind",
@@ -118,10 +131,17 @@ impl Udp {
                 );
             }
         }
+        for option in INTERFACES {
+            let place =
+                abi::option_bytes(self.kernel(), option).and_then(|value| place_of(option, &value));
+            if let Some(Ok(device @ Some(_))) = place.map(device_at) {
+                self.udp.set_multicast_device(device);
+            }
+        }
     }
 
-    /// Groups of the kernel's socket on the taken devices, with their interfaces. The kernel lists those of all sockets.
-    fn joined_before(&self) -> Vec<(u32, IpAddr)> {
+    /// Groups of the kernel's socket on the taken devices. The kernel lists those of all sockets.
+    fn joined_before(&self) -> Vec<IpAddr> {
         let listed = |path, read: fn(&str) -> Vec<(u32, IpAddr)>| {
             fs::read_to_string(path).map(|text| read(&text)).unwrap_or_default()
         };
@@ -132,7 +152,7 @@ impl Udp {
         all.retain(|(index, group)| {
             device_of(*index).is_some() && is_member(self.kernel(), *index, *group)
         });
-        all
+        all.into_iter().map(|(_, group)| group).collect()
     }
 }
 
@@ -153,11 +173,8 @@ fn device_at(place: Place) -> Result<Option<DeviceIndex>, Errno> {
 }
 
 fn is_member(socket: BorrowedFd<'_>, index: u32, group: IpAddr) -> bool {
-    let (level, address) = match group {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, group),
-        IpAddr::V6(_) => (libc::IPPROTO_IPV6, group),
-    };
-    abi::is_in_group(socket, level, index, address)
+    let level = if group.is_ipv4() { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 };
+    abi::is_in_group(socket, level, index, group)
 }
 
 /// Groups of /proc/net/igmp: a line of an interface begins with its index, those of its groups with a blank.
@@ -186,33 +203,21 @@ fn groups_of_v6(text: &str) -> Vec<(u32, IpAddr)> {
     text.lines().filter_map(group).collect()
 }
 
-impl Change {
-    /// Change that the value of an option, as the kernel has read it, asks for. `None` of one without effect here.
-    fn of(option: SocketOption, value: &[u8]) -> Option<Self> {
-        let joins = JOINS.iter().any(|(join, _)| *join == option);
-        let (group, place) = match (option.level, option.name) {
-            (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP | libc::IP_DROP_MEMBERSHIP) => {
-                (Ipv4Addr::from(bytes_at(value, 0)?).into(), place_of_v4(value.get(4..)?)?)
-            }
-            (libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP | libc::IPV6_DROP_MEMBERSHIP) => {
-                (Ipv6Addr::from(bytes_at::<16>(value, 0)?).into(), place_of_index(value, 16)?)
-            }
-            (_, MCAST_JOIN_GROUP | MCAST_LEAVE_GROUP) => {
-                (group_at(value.get(GROUP_AT..)?)?, place_of_index(value, 0)?)
-            }
-            (libc::IPPROTO_IP, libc::IP_MULTICAST_IF) => {
-                return Some(Self::SendBy(match value.len() {
-                    0..8 => place_of_v4(value)?,
-                    _ => place_of_v4(value.get(4..)?)?,
-                }));
-            }
-            (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) => {
-                return Some(Self::SendBy(place_of_index(value, 0)?));
-            }
-            // Of one byte, or of an int.
-            _ => return Some(Self::Loop(value.iter().take(4).any(|byte| *byte != 0))),
-        };
-        Some(if joins { Self::Join(group, place) } else { Self::Leave(group, place) })
+/// Group that the value of an option names, as the kernel has read it.
+fn group_of(option: SocketOption, value: &[u8]) -> Option<IpAddr> {
+    match (option.level, option.name) {
+        (_, MCAST_JOIN_GROUP | MCAST_LEAVE_GROUP) => group_at(value.get(GROUP_AT..)?),
+        (libc::IPPROTO_IPV6, _) => Some(Ipv6Addr::from(bytes_at::<16>(value, 0)?).into()),
+        _ => Some(Ipv4Addr::from(bytes_at(value, 0)?).into()),
+    }
+}
+
+/// Interface that the value of an option names: `struct in_addr`, `ip_mreq` or `ip_mreqn`, or an index for IPv6.
+fn place_of(option: SocketOption, value: &[u8]) -> Option<Place> {
+    match (option.level, value.len()) {
+        (libc::IPPROTO_IPV6, _) => place_of_index(value, 0),
+        (_, 0..8) => place_of_v4(value),
+        _ => place_of_v4(value.get(4..)?),
     }
 }
 
@@ -249,34 +254,25 @@ mod tests {
 
     const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
 
-    fn change(option: SocketOption, parts: &[&[u8]]) -> Option<Change> {
-        Change::of(option, &parts.concat())
-    }
-
     #[test]
     fn exe_3_group_requests_are_read() {
-        let (join, leave) = JOINS[0];
         let (group, own, index) = (GROUP.octets(), [10, 9, 0, 1], 7u32.to_ne_bytes());
-        let at = Place::Address(own.into());
-        assert_eq!(change(join, &[&group, &own]), Some(Change::Join(GROUP.into(), at)));
-        assert_eq!(
-            change(leave, &[&group, &[0; 4]]),
-            Some(Change::Leave(GROUP.into(), Place::Any))
-        );
-        let by_index = change(join, &[&group, &own, &index]);
-        assert_eq!(by_index, Some(Change::Join(GROUP.into(), Place::Index(7))));
-        let by_address = change(join, &[&group, &own, &[0; 4]]);
-        assert_eq!(by_address, Some(Change::Join(GROUP.into(), at)));
+        let group_of = |option, parts: &[&[u8]]| super::group_of(option, &parts.concat());
+        assert_eq!(group_of(JOINS[0].0, &[&group, &own]), Some(GROUP.into()));
+        assert_eq!(group_of(JOINS[0].1, &[&group, &own, &index]), Some(GROUP.into()));
         let family = 2u16.to_ne_bytes();
         let asked: [&[u8]; 6] = [&index, &[0; 4], &family, &[0; 2], &group, &[0; 120]];
-        assert_eq!(change(JOINS[2].0, &asked), Some(Change::Join(GROUP.into(), Place::Index(7))));
-        assert_eq!(change(join, &[&group]), None, "cut off");
-        let interface = SocketOption::of_ipv4(libc::IP_MULTICAST_IF);
-        assert_eq!(change(interface, &[&own]), Some(Change::SendBy(at)));
-        assert_eq!(
-            change(interface, &[&group, &own, &index]),
-            Some(Change::SendBy(Place::Index(7)))
-        );
+        assert_eq!(group_of(JOINS[2].0, &asked), Some(GROUP.into()));
+        assert_eq!(group_of(JOINS[0].0, &[&group[..3]]), None, "cut off");
+        let place_of = |option, parts: &[&[u8]]| super::place_of(option, &parts.concat());
+        let [of_v4, of_v6] = INTERFACES;
+        assert_eq!(place_of(of_v4, &[&own]), Some(Place::Address(own.into())));
+        assert_eq!(place_of(of_v4, &[&group, &own]), Some(Place::Address(own.into())));
+        assert_eq!(place_of(of_v4, &[&group, &own, &[0; 4]]), Some(Place::Address(own.into())));
+        assert_eq!(place_of(of_v4, &[&group, &own, &index]), Some(Place::Index(7)));
+        assert_eq!(place_of(of_v4, &[&[0; 4]]), Some(Place::Any));
+        assert_eq!(place_of(of_v6, &[&index]), Some(Place::Index(7)));
+        assert_eq!(place_of(of_v6, &[]), None);
     }
 
     #[test]
