@@ -25,6 +25,7 @@ use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
 use super::neighbours::{DeviceNeighbours, Hop, WayBack};
 pub(super) use last_sent::LastSent;
+use queue::LeftMark;
 pub(super) use queue::{Flushed, SegmentMark, SendMark, TransmitQueue};
 
 /// Length of the largest packet of datagrams, if the frames of senders are no smaller.
@@ -111,7 +112,7 @@ pub(super) struct Transmitter {
     /// Number of times that everything gathered had been sent.
     mark: SendMark,
     /// Number of times that no segment was unresolved, either.
-    segment_mark: SegmentMark,
+    left_mark: LeftMark,
 }
 
 /// Next hops on a device, and packets to be sent there.
@@ -149,7 +150,7 @@ impl Transmitter {
             has_held: false,
             unresolved: Vec::new(),
             mark: SendMark::default(),
-            segment_mark: SegmentMark::default(),
+            left_mark: LeftMark::default(),
         }
     }
 

@@ -485,11 +485,13 @@ impl NetState {
         let result = act(tcp, &mut TcpOut { now_us, cpu, pool: transmitter.pool(), packets });
         let mut gathered_by = None;
         if !packets.is_empty() {
-            transmitter.gather_segments(packets, back, self);
+            let is_some_waiting = transmitter.gather_segments(packets, back, self);
             if transmitter.take_held() | transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
-            shard.gathered_by = Some((by, transmitter.segment_mark()));
+            let before = shard.gathered_by.filter(|(before, _)| *before == by);
+            let before = before.map(|(_, mark)| mark);
+            shard.gathered_by = Some((by, transmitter.segment_mark(before, is_some_waiting)));
             gathered_by = Some(by);
         }
         drop(transmitter);

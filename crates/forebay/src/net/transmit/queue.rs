@@ -36,10 +36,17 @@ struct DeviceSink {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::net) struct SendMark(pub(super) u64);
 
-/// Point in what a transmitter sends, for segments: as [`SendMark`], but segments that waited for their next hop had
-/// left, too.
+/// Point in what a transmitter sends, for the segments of a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) struct SegmentMark {
+    sent: SendMark,
+    /// For segments that wait for their next hop.
+    left: Option<LeftMark>,
+}
+
+/// Number of times that a transmitter had nothing left to send, and no segment waited for its next hop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::net) struct SegmentMark(u64);
+pub(super) struct LeftMark(u64);
 
 /// Outcome of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -132,7 +139,7 @@ impl Transmitter {
             self.mark.0 += 1;
         }
         if self.is_clear_of_segments() {
-            self.segment_mark.0 += 1;
+            self.left_mark.0 += 1;
         }
     }
 
@@ -151,15 +158,26 @@ impl Transmitter {
         self.mark != mark || self.is_clear()
     }
 
-    /// Mark of the segments gathered so far, for [`has_sent_segments`](Self::has_sent_segments).
-    pub(in crate::net) fn segment_mark(&self) -> SegmentMark {
-        self.segment_mark
+    /// Mark of the segments that a shard has gathered so far, for [`has_sent_segments`](Self::has_sent_segments): those at the mark
+    /// `before`, and later ones, of which some wait for their next hop or none.
+    pub(in crate::net) fn segment_mark(
+        &self,
+        before: Option<SegmentMark>,
+        is_some_waiting: bool,
+    ) -> SegmentMark {
+        let still = before.and_then(|before| before.left).filter(|left| !self.have_left(*left));
+        let left = if is_some_waiting { Some(self.left_mark) } else { still };
+        SegmentMark { sent: self.mark, left }
     }
 
     /// True if all segments are sent, or dropped, that had been gathered at this mark: others can overtake none of them. May be
     /// false for a while longer.
     pub(in crate::net) fn has_sent_segments(&self, mark: SegmentMark) -> bool {
-        self.segment_mark != mark || self.is_clear_of_segments()
+        self.has_sent(mark.sent) && mark.left.is_none_or(|left| self.have_left(left))
+    }
+
+    fn have_left(&self, mark: LeftMark) -> bool {
+        self.left_mark != mark || self.is_clear_of_segments()
     }
 
     /// True if nothing is to be sent, nothing is being sent, and no segment waits for its next hop. Datagrams never wait there:

@@ -46,15 +46,16 @@ impl Transmitter {
 
     /// Gathers segments, which begin with their IP headers. The next [`flush`](super::TransmitQueue::flush)
     /// sends them. Those that answer a packet may go the way `back` that it came: a flood from everywhere
-    /// would ask the kernel for a route each.
+    /// would ask the kernel for a route each. Returns true if some wait for their next hop.
     pub(in crate::net) fn gather_segments(
         &mut self,
         packets: &mut Vec<Packet>,
         back: Option<WayBack>,
         state: &NetState,
-    ) {
+    ) -> bool {
         self.now_ns = self.clock.now_ns();
         let routes = state.routes();
+        let mut is_some_waiting = false;
         for packet in packets.drain(..) {
             let (source, destination) = (packet.view().source(), packet.view().destination());
             let Some(destination) = destination else {
@@ -66,7 +67,10 @@ impl Transmitter {
                     let on = routes.identity(device);
                     match back.filter(|back| back.leads_to(destination, &on)) {
                         Some(back) => self.gather_back(device, &on, packet, back),
-                        None => self.gather_segment(device, &on, destination, packet, state),
+                        None => {
+                            is_some_waiting |=
+                                self.gather_segment(device, &on, destination, packet, state);
+                        }
                     }
                 }
                 None => {
@@ -75,6 +79,7 @@ impl Transmitter {
                 }
             }
         }
+        is_some_waiting
     }
 
     /// Gathers a segment for the way back, behind those of its flow that have waited for their next hop.
@@ -114,7 +119,7 @@ impl Transmitter {
         }
     }
 
-    /// Gathers a segment, behind those that have waited for the same next hop.
+    /// Gathers a segment, behind those that have waited for the same next hop. True if it waits, too.
     fn gather_segment(
         &mut self,
         device: usize,
@@ -122,19 +127,21 @@ impl Transmitter {
         destination: IpAddr,
         packet: Packet,
         state: &NetState,
-    ) {
+    ) -> bool {
         let waiting = self.unresolved.iter().position(|of| of.is_to(device, destination));
         // The kernel is asked once for all segments of a call.
         let is_unknown = waiting.is_some_and(|at| self.unresolved[at].looked_ns == self.now_ns);
         let hop = if is_unknown { Hop::Unknown } else { self.hop_of(device, on, destination) };
         if hop == Hop::Unknown {
-            return self.await_hop(device, destination, packet, state);
+            self.await_hop(device, destination, packet, state);
+            return true;
         }
         if let Some(at) = waiting {
             let earlier = self.unresolved.remove(at).packets;
             earlier.into_iter().for_each(|earlier| self.gather_by(hop, device, on, earlier));
         }
         self.gather_by(hop, device, on, packet);
+        false
     }
 
     fn hop_of(&mut self, device: usize, on: &Identity, destination: IpAddr) -> Hop {

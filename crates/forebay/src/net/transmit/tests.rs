@@ -325,22 +325,28 @@ fn tcp_36_waiting_segments_are_not_sent() {
     let mut rig = Rig::new(8, DeviceNeighbours::of_kernel(nobodys, None).unwrap());
     let clock = Clock::virtual_at_zero();
     rig.queue.transmitter().clock = clock.clone();
-    let mark = rig.queue.transmitter().segment_mark();
-    rig.queue.transmitter().gather_segments(&mut packets, None, &state);
+    assert!(rig.queue.transmitter().gather_segments(&mut packets, None, &state));
+    let mark = rig.queue.transmitter().segment_mark(None, true);
     let has_sent = |rig: &Rig| rig.queue.transmitter().has_sent_segments(mark);
     assert!(!has_sent(&rig));
     let of_datagrams = rig.queue.transmitter().mark();
     assert!(rig.queue.transmitter().has_sent(of_datagrams), "datagrams do not wait there");
     rig.queue.transmitter().gather_as_is(0, &mut others);
+    let of_others = rig.queue.transmitter().segment_mark(None, false);
+    let of_both = rig.queue.transmitter().segment_mark(Some(mark), false);
+    assert!(!rig.queue.transmitter().has_sent_segments(of_others));
     rig.flush();
-    assert!(!has_sent(&rig));
+    assert!(rig.queue.transmitter().has_sent_segments(of_others), "another shard does not wait");
+    assert!(!has_sent(&rig) && !rig.queue.transmitter().has_sent_segments(of_both));
     clock.advance_to(1_000_000);
     let there = TO.parse::<SocketAddr>().unwrap().ip();
     rig.queue.transmitter().paths[0].neighbours.remember(there, THEIRS, 1_000_000);
     rig.queue.transmitter().retry_unresolved(&state);
     assert!(!rig.queue.transmitter().has_unresolved() && !has_sent(&rig));
     rig.flush();
-    assert!(has_sent(&rig));
+    assert!(has_sent(&rig) && rig.queue.transmitter().has_sent_segments(of_both));
+    let later = rig.queue.transmitter().segment_mark(Some(of_both), false);
+    assert!(rig.queue.transmitter().has_sent_segments(later));
 }
 
 #[test]
