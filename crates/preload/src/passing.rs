@@ -163,11 +163,15 @@ pub(crate) fn stop_leaving(address: SocketAddr) {
     }
 }
 
-/// True while closed listeners live on, or a thread goes on with connections of other processes.
-pub(crate) fn are_some_leaving() -> bool {
-    // First: a thread that adds to a listener keeps it, and then closes it, if the program has.
+/// True while a thread goes on with connections of other processes: it may add to a listener, and then close it, if the
+/// program has.
+pub(crate) fn is_some_adopting() -> bool {
     ADOPTING.load(Ordering::SeqCst) > 0
-        || all_leaving().iter().any(|leaving| leaving.forks == forks())
+}
+
+/// True while closed listeners live on.
+pub(crate) fn are_some_leaving() -> bool {
+    all_leaving().iter().any(|leaving| leaving.forks == forks())
 }
 
 /// Adds a connection that another process has passed on to a listener of its address. False without such a listener, or

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 
 use forebay::net::TcpStream;
 use forebay_sys::readiness::readiness;
@@ -11,17 +12,33 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::Listener;
+use crate::critical::outside;
 use crate::errno::unconnected_errno;
+use crate::passing::Adopting;
+use crate::runtime::FINISH_MAX;
 use crate::socket::{CallWait, Socket};
 use crate::stream::Stream;
 use crate::{abi, table};
 
 impl Listener {
-    /// Takes a connection. `socket` is the listener as the table has it.
+    /// Takes a connection. `socket` is the listener as the table has it. Does not return once the process ends, as in the kernel:
+    /// the program could end in another way then.
     ///
     /// # Errors
     /// As `accept4(2)`.
     pub(crate) fn accept(
+        &self,
+        socket: &Arc<Socket>,
+        flags: i32,
+    ) -> Result<(RawFd, SocketAddr), Errno> {
+        let accepted = self.accept_if_any(socket, flags);
+        if accepted == Err(Errno::INVAL) && Adopting::are_over() {
+            outside(|_| thread::sleep(FINISH_MAX));
+        }
+        accepted
+    }
+
+    fn accept_if_any(
         &self,
         socket: &Arc<Socket>,
         flags: i32,

@@ -154,7 +154,7 @@ impl Membership {
             // Once there were others, what they have left is looked at until the end.
             let looks = {
                 let state = self.state();
-                state.have_been_others || state.unserved_since.is_some()
+                state.have_been_others || !state.copies.is_empty() || !state.refused.is_empty()
             };
             self.engine_lock.await_change(seen, looks.then_some(OTHERS_LOOK));
         }
@@ -325,7 +325,9 @@ impl Membership {
             SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), ours.port()),
         };
         let is_served = [ours, any].into_iter().any(|at| shares.has_members(at));
-        let looks = match is_served || !self.may_be_served_later() {
+        let since = self.state().unserved_since;
+        let is_late = since.is_some_and(|since| since.elapsed() >= HEIR_MAX);
+        let looks = match is_served || is_late || !self.may_be_served_later() {
             true => ATTEMPTS_MAX,
             false => LATER_ATTEMPTS_MAX,
         };

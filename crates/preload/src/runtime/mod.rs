@@ -33,7 +33,7 @@ use crate::{control, critical, fork_locks, listener, passing, table};
 pub(crate) const FORKS_MAX: usize = 8;
 
 /// Time that the end of a process waits for peers, at most.
-const FINISH_MAX: Duration = Duration::from_secs(10);
+pub(crate) const FINISH_MAX: Duration = Duration::from_secs(10);
 const FINISH_LOOK: Duration = Duration::from_millis(1);
 
 /// Pause between two looks for the end of one of too many processes.
@@ -410,6 +410,9 @@ fn await_end(
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
     passing::end_adopting();
+    while passing::is_some_adopting() {
+        thread::sleep(FINISH_LOOK);
+    }
     for socket in table::within(0, u32::MAX).filter_map(table::remove) {
         if let (Socket::Listener(listener), false) = (&*socket, socket.is_of_parent()) {
             listener.end_here();

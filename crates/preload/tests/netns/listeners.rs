@@ -305,3 +305,33 @@ pub(crate) fn arrivals_are_signalled() {
     };
     assert_eq!(told(Some(config)), told(None));
 }
+
+/// Ends while threads wait in `accept`.
+const ENDS: &str = "
+import ctypes, socket, threading, time
+listener = socket.create_server(('10.9.0.1', 7))
+
+def accept():
+    waits.set()
+    try:
+        listener.accept()
+    except OSError as error:
+        print('accept has returned', error, flush=True)
+
+for _ in range(2):
+    waits = threading.Event()
+    threading.Thread(target=accept, daemon=True).start()
+    waits.wait()
+time.sleep(0.2) # until they wait
+print('ends', flush=True)
+ctypes.CDLL(None)._exit(0) # other threads of Python run meanwhile
+";
+
+pub(crate) fn no_return_at_the_end() {
+    for config in [None, Some(CONFIG)] {
+        let hosts = Hosts::new();
+        let (lines, errors) =
+            hosts.lines_and_errors(Command::new("python3").args(["-c", ENDS]), config);
+        assert_eq!((lines, errors.as_str()), (vec!["ends".to_owned()], ""));
+    }
+}

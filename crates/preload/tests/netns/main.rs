@@ -64,6 +64,7 @@ fn main() {
         ("exe_4_lacking_option_is_told", listeners::lacking_is_told),
         ("exe_4_arrivals_are_signalled", listeners::arrivals_are_signalled),
         ("exe_4_mtu_is_told_by_both_families", listeners::mtu_by_family),
+        ("exe_6_end_returns_from_no_accept", listeners::no_return_at_the_end),
         ("exe_4_refused_listener_stays_refused", listeners::refused_twice),
         ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),
         ("exe_5_child_finds_locks_free", processes::locks_are_free),
