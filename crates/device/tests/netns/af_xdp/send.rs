@@ -1,6 +1,7 @@
 //! Sending packets to the kernel.
 
 use std::net::UdpSocket;
+use std::time::{Duration, Instant};
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
@@ -14,13 +15,19 @@ use forebay_testkit::namespaces::ip;
 
 use crate::af_xdp::rig::{Rig, config, far_socket, make_link, turn_round};
 
-/// Sends received packets back, until none is left.
-fn echo(rig: &mut Rig, sink: &mut Box<dyn Sink>) {
-    let mut back = Vec::new();
-    rig.take(0, |_, mut packet| {
-        turn_round(&mut packet);
-        back.push(packet);
-    });
+/// Time after which packets count as lost.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sends so many received packets back. The kernel may be late to pass them on.
+fn echo(rig: &mut Rig, sink: &mut Box<dyn Sink>, count: usize) {
+    let (mut back, begun) = (Vec::new(), Instant::now());
+    while back.len() < count {
+        assert!(begun.elapsed() < PATIENCE, "{} of {count} have come", back.len());
+        rig.take(0, |_, mut packet| {
+            turn_round(&mut packet);
+            back.push(packet);
+        });
+    }
     sink.send(&mut back).unwrap();
     assert!(back.is_empty(), "the device keeps them");
     while rig.sources[0].has_work() {
@@ -46,7 +53,7 @@ pub(crate) fn echoed() {
             bytes[..4].copy_from_slice(&number.to_be_bytes());
             socket.send(&bytes).unwrap();
         }
-        echo(&mut rig, &mut sink);
+        echo(&mut rig, &mut sink, 25);
         for number in burst * 25..(burst + 1) * 25 {
             let bytes = received(&socket);
             assert_eq!(bytes[..4], number.to_be_bytes());
