@@ -17,6 +17,9 @@ use forebay_testkit::namespaces::ip;
 /// Interface of the device; the kernel's sockets are on `xkb`.
 pub(crate) const OURS: &str = "xka";
 const ADDRESS: &str = "10.77.0.1";
+
+/// Time after which packets count as lost.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const PORT: u16 = 9000;
 
 /// Creates the veth pair, with that many queues at both ends.
@@ -118,6 +121,23 @@ impl Rig {
             if is_empty && polled != Polled::Ready {
                 return;
             }
+        }
+    }
+
+    /// Takes so many packets, and those behind them. The kernel may be late to pass on what was sent.
+    pub(crate) fn take_count(
+        &mut self,
+        queue: usize,
+        count: usize,
+        mut each: impl FnMut(&mut Self, Packet),
+    ) {
+        let (begun, mut taken) = (Instant::now(), 0);
+        while taken < count {
+            assert!(begun.elapsed() < PATIENCE, "{taken} of {count} packets have come");
+            self.take(queue, |rig, packet| {
+                taken += 1;
+                each(rig, packet);
+            });
         }
     }
 
