@@ -137,9 +137,7 @@ impl Transmitter {
         self.paths[device].is_sending = false;
         if self.is_clear() {
             self.mark.0 += 1;
-        }
-        if self.is_clear_of_segments() {
-            self.left_mark.0 += 1;
+            self.left_mark.0 += u64::from(!self.has_unresolved());
         }
     }
 
