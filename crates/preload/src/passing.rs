@@ -177,13 +177,16 @@ pub(crate) fn are_some_leaving() -> bool {
 /// Adds a connection that another process has passed on to a listener of its address. False without such a listener, or
 /// without room.
 pub(crate) fn adopt(passed: &PassedConnection) -> bool {
-    let ours = passed.flow().ours;
-    let any = match ours {
+    listeners_of(passed.flow().ours).into_iter().any(|address| adopt_at(address, passed))
+}
+
+/// Addresses of listeners that connections to `ours` are for: this very one first, as of a SYN.
+pub(crate) fn listeners_of(ours: SocketAddr) -> [SocketAddr; 2] {
+    let any: IpAddr = match ours {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Those at this very address first, as of a SYN.
-    [ours.ip(), any].into_iter().any(|ip| adopt_at(SocketAddr::new(ip, ours.port()), passed))
+    [ours.ip(), any].map(|ip| SocketAddr::new(ip, ours.port()))
 }
 
 /// Adds a connection to a listener whose address this is.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -320,11 +320,7 @@ impl Membership {
     /// Attempts of all processes to go on with a connection to an address: while none serves that, one may begin to.
     fn attempts_max(&self, ours: SocketAddr) -> usize {
         let shares = self.engine_lock.shares();
-        let any = match ours {
-            SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), ours.port()),
-            SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), ours.port()),
-        };
-        let is_served = [ours, any].into_iter().any(|at| shares.has_members(at));
+        let is_served = passing::listeners_of(ours).into_iter().any(|at| shares.has_members(at));
         let since = self.state().unserved_since;
         let is_late = since.is_some_and(|since| since.elapsed() >= HEIR_MAX);
         let looks = match is_served || is_late || !self.may_be_served_later() {

@@ -127,16 +127,18 @@ impl Shares {
     /// True if another process serves an address.
     pub(crate) fn has_other_members(&self, listener: SocketAddr) -> bool {
         let own = self.own().map_or(0, |own| 1 << own);
-        let rowless = &self.table.0[ROWLESS];
-        let members = self.row_of(listener).map_or(rowless, |row| self.table.members(row));
-        members.load(SeqCst) & !own != 0
+        self.members_of(listener) & !own != 0
     }
 
     /// True if some process serves this address.
     pub(crate) fn has_members(&self, listener: SocketAddr) -> bool {
+        self.members_of(listener) != 0
+    }
+
+    /// Slots of the processes that serve this address; of one without a row, those that serve any such.
+    fn members_of(&self, listener: SocketAddr) -> u64 {
         let rowless = &self.table.0[ROWLESS];
-        let members = self.row_of(listener).map_or(rowless, |row| self.table.members(row));
-        members.load(SeqCst) != 0
+        self.row_of(listener).map_or(rowless, |row| self.table.members(row)).load(SeqCst)
     }
 
     /// True if some process serves an address.
