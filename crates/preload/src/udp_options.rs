@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use forebay::net::UdpSocket;
-use forebay_sys::tcp_reserve::is_filtered;
+use forebay_sys::refusal::is_filtered;
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::abi;

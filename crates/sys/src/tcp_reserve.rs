@@ -19,10 +19,7 @@ use rustix::net::{
 };
 
 use super::hidden::Hidden;
-use super::socket_filter::{self, FilterInstruction};
-
-/// `BPF_RET | BPF_K` with 0: drops every packet.
-const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, k: 0 };
+use super::refusal::refuse_packets;
 
 /// Reservations of listeners. Who forks a process of several threads keeps the lock meanwhile, so that it is free in the
 /// child.
@@ -239,20 +236,6 @@ fn local_addr(socket: impl AsFd) -> io::Result<SocketAddr> {
 
 fn listeners() -> MutexGuard<'static, Listeners> {
     LISTENERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Has a socket drop every packet: if it listens, it reserves its port.
-///
-/// # Errors
-/// The kernel's, if the descriptor is not a socket.
-pub fn refuse_packets(socket: BorrowedFd<'_>) -> io::Result<()> {
-    socket_filter::attach(socket, &[REFUSE])
-}
-
-/// True for a socket with a filter of another kind than that of [`refuse_packets`].
-pub fn is_filtered(socket: BorrowedFd<'_>) -> bool {
-    // The kernel tells no filter of another form (`sk_get_filter`).
-    socket_filter::attached(socket).map_or(true, |it| !it.is_empty() && it != [REFUSE])
 }
 
 #[cfg(test)]

@@ -10,10 +10,7 @@ use rustix::net::sockopt::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
 
 use super::hidden::Hidden;
-use super::socket_filter::FilterInstruction;
-
-/// `BPF_RET | BPF_K` with 0: drops every packet.
-const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, k: 0 };
+use super::refusal::refuse_packets;
 
 /// Options of the socket that reserves a port.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +41,7 @@ pub fn reserve(local: SocketAddr, options: ReserveOptions) -> io::Result<Hidden<
     set_socket_reuseport(&socket, options.reuse_port)?;
     set_socket_reuseaddr(&socket, options.reuse_address)?;
     set_socket_recv_buffer_size(&socket, 0)?;
-    super::socket_filter::attach(socket.as_fd(), &[REFUSE])?;
+    refuse_packets(socket.as_fd())?;
     bind(&socket, &local)?;
     Ok(socket)
 }

@@ -19,6 +19,7 @@ use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::FastOpenOptions;
 use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
+use forebay_sys::refusal::refuse_packets;
 use forebay_sys::tcp_reserve::{self, Reservation};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
@@ -131,10 +132,10 @@ impl Listener {
         for option in lacking(descriptor) {
             report!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        tcp_reserve::refuse_packets(descriptor).map_err(|error| {
+        refuse_packets(descriptor).map_err(|error| {
             report!(
-                "forebay: cannot have the kernel drop the packets to {local}: {error}; some kernels (6.18) require CAP_NET_ADMIN for \
-                 that: {GRANT}"
+                "forebay: cannot have the kernel drop the packets to {local}: {error}; some kernels (6.18 without \
+                 CONFIG_TCP_MD5SIG) require CAP_NET_ADMIN for that: {GRANT}"
             );
             unconnected_errno(&error)
         })?;
