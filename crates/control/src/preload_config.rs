@@ -24,6 +24,8 @@ pub struct PreloadConfig {
     pub spin: Spin,
     /// Absolute path of the control socket, if there is to be one: UTF-8 without blanks.
     pub control: Option<PathBuf>,
+    /// Process that opens the devices as it starts, by its number: else each does so at its first socket.
+    pub opened_by: Option<u32>,
 }
 
 /// Spinning of the engine's threads while there is no work.
@@ -60,6 +62,7 @@ impl fmt::Display for PreloadConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "via={} take={} spin={}", self.via, self.take, self.spin)?;
         self.control.iter().try_for_each(|path| write!(f, " control={}", path.display()))?;
+        self.opened_by.iter().try_for_each(|process| write!(f, " opened_by={process}"))?;
         self.devices.iter().try_for_each(|device| write!(f, " dev={device}"))
     }
 }
@@ -69,7 +72,7 @@ impl FromStr for PreloadConfig {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut devices, mut via, mut take, mut spin) = (Vec::new(), None, None, Spin::Auto);
-        let mut control = None;
+        let (mut control, mut opened_by) = (None, None);
         for word in text.split_ascii_whitespace() {
             match word.split_once('=') {
                 Some(("via", name)) => {
@@ -81,13 +84,14 @@ impl FromStr for PreloadConfig {
                 }
                 Some(("spin", name)) => spin = name.parse()?,
                 Some(("control", path)) => control = Some(path.into()),
+                Some(("opened_by", process)) => opened_by = process.parse().ok(),
                 Some(("dev", name)) => devices.push(name.to_owned()),
                 _ => return Err(format!("{VARIABLE}: the word {word:?} is not known")),
             }
         }
         let via = via.ok_or(format!("{VARIABLE} names no backend (via=af_packet)"))?;
         let take = take.ok_or(format!("{VARIABLE} does not say what to take (take=udp:53)"))?;
-        Ok(Self { devices, via, take, spin, control })
+        Ok(Self { devices, via, take, spin, control, opened_by })
     }
 }
 
@@ -118,6 +122,7 @@ mod tests {
             take: "udp:53,tcp:80".parse().unwrap(),
             spin,
             control: (spin == Spin::Auto).then(|| "/run/a=b".into()),
+            opened_by: (spin == Spin::Never).then_some(4_194_304),
         };
         for via in BACKENDS {
             for (spin, _) in Spin::ALL {

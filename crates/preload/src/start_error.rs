@@ -4,8 +4,8 @@ use std::{fmt, io};
 
 /// Advice to a program without capabilities. The loader ignores preloaded libraries if it gets them from its file.
 pub(crate) const GRANT: &str = "start it as root, or with ambient capabilities (setpriv --inh-caps and --ambient-caps, \
-                                AmbientCapabilities= of systemd); with those of its file (setcap) its sockets would be \
-                                the kernel's";
+                                AmbientCapabilities= of systemd), and if it gives them up before its first socket, with forebay exec \
+                                --open-at-start; with those of its file (setcap) its sockets would be the kernel's";
 
 /// Reason why an engine cannot be opened or started.
 pub(crate) enum StartError {

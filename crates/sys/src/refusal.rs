@@ -95,8 +95,7 @@ mod tests {
 
     /// Events of a connection attempt over loopback, where the kernel answers before `connect` returns.
     fn answer(family: AddressFamily, to: &SocketAddrAny) -> PollFlags {
-        let peer =
-            socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        let peer = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
         let _ = connect(&peer, to);
         let mut polled = [PollFd::new(&peer, PollFlags::OUT)];
         poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
@@ -110,13 +109,18 @@ mod tests {
             (AddressFamily::INET6, "[::]:0", "127.0.0.1"),
         ];
         for (family, local, peer) in families {
-            let socket = socket_with(family, SocketType::STREAM, SocketFlags::empty(), None).unwrap();
+            let socket =
+                socket_with(family, SocketType::STREAM, SocketFlags::empty(), None).unwrap();
             let local: std::net::SocketAddr = local.parse().unwrap();
             bind(&socket, &local).unwrap();
-            let port = std::net::SocketAddr::try_from(getsockname(&socket).unwrap()).unwrap().port();
+            let port =
+                std::net::SocketAddr::try_from(getsockname(&socket).unwrap()).unwrap().port();
             let to = std::net::SocketAddr::new(peer.parse().unwrap(), port);
             let of_peer = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-            assert!(answer(of_peer, &to.into()).contains(PollFlags::ERR), "reset before it listens");
+            assert!(
+                answer(of_peer, &to.into()).contains(PollFlags::ERR),
+                "reset before it listens"
+            );
             refuse(socket.as_fd()).unwrap();
             listen(&socket, 8).unwrap();
             assert_eq!(answer(of_peer, &to.into()), PollFlags::empty(), "{to}");

@@ -6,7 +6,7 @@ use std::env;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf, absolute};
-use std::process::Command;
+use std::process::{self, Command};
 
 use clap::Args;
 use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
@@ -49,6 +49,10 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 
+    /// Open the devices (af_packet) as the program starts, for one that gives up CAP_NET_RAW before it binds or listens
+    #[arg(long)]
+    open_at_start: bool,
+
     /// Program, and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -78,7 +82,14 @@ fn config(args: &ExecArgs) -> Result<PreloadConfig, Failure> {
     }
     let (devices, via, spin) = (args.devices.clone(), args.via, args.spin);
     let control = args.control.as_deref().map(control_path).transpose()?;
-    let config = PreloadConfig { devices, via, take: args.take.clone(), spin, control };
+    // This process becomes the program.
+    let opened_by = args.open_at_start.then(process::id);
+    if opened_by.is_some() && via != Via::AfPacket {
+        let problem = format!("devices of --via {via} cannot be opened as the program starts");
+        return Err(usage(&problem, "use --via af_packet, or leave out --open-at-start"));
+    }
+    let take = args.take.clone();
+    let config = PreloadConfig { devices, via, take, spin, control, opened_by };
     // As the library will read it.
     config.to_string().parse().map_err(|_: String| {
         let problem = format!("a program's sockets cannot be had by --via {via}");
@@ -118,4 +129,32 @@ fn library() -> Result<PathBuf, Failure> {
 
 fn usage(problem: &str, help: &str) -> Failure {
     Failure::Usage { problem: problem.to_owned(), help: help.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_5_early_opening_needs_af_packet() {
+        let args = |via, open_at_start| ExecArgs {
+            devices: vec!["lo".to_owned()],
+            via,
+            take: "udp:53".parse().unwrap(),
+            spin: Spin::Auto,
+            control: None,
+            open_at_start,
+            program: vec!["true".into()],
+        };
+        let opened_by = |args: &ExecArgs| config(args).map(|config| config.opened_by);
+        assert_eq!(opened_by(&args(Via::AfPacket, true)).unwrap(), Some(process::id()));
+        assert_eq!(opened_by(&args(Via::AfPacket, false)).unwrap(), None);
+        for via in [Via::AfXdp, Via::Tap] {
+            let Err(Failure::Usage { problem, help }) = config(&args(via, true)) else {
+                panic!("{via} cannot be inherited")
+            };
+            assert!(problem.contains(via.name()) && help.contains("af_packet"), "{problem}");
+            config(&args(via, false)).unwrap();
+        }
+    }
 }

@@ -59,6 +59,7 @@ extern "C" fn loaded() {
     // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread
     // has; if these are all, it takes one of them once more, and locks a file unless another process has. None waits.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    crate::runtime::prepare_at_start();
 }
 
 /// Runs when the process ends by `exit` or by the end of `main`.

@@ -150,6 +150,14 @@ pub(crate) fn prepare() -> Result<(), Errno> {
     Ok(())
 }
 
+/// Opens the devices as the program starts, if it is the process that is to. What fails is tried again at its first socket.
+pub(crate) fn prepare_at_start() {
+    if configured().is_some_and(|config| config.opened_by == Some(process::id())) {
+        // Ignored: standard error has it.
+        let _ = with_all_blocked(prepare);
+    }
+}
+
 /// Notes in a child that it has a copy of the engine that is prepared.
 pub(crate) fn note_copy() {
     if let Some(prepared) = &*prepared() {

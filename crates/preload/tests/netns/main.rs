@@ -7,6 +7,7 @@ mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
+mod privileges; // a process that gives up its privileges
 mod workers; // several processes with one listener
 mod processes; // what processes keep, and what they learn of the ends of others
 
@@ -73,6 +74,7 @@ fn main() {
         ("exe_7_dead_programs_socket_is_replaced", processes::socket_is_replaced),
         ("exe_7_listener_needs_no_control", processes::without_control),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
+        ("exe_5_devices_are_opened_at_start", privileges::none_are_needed),
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
         ("exe_8_processes_divide_connections", workers::connections_are_divided),
         ("exe_8_child_serves_beside_its_parent", workers::child_serves_beside),
