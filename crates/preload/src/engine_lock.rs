@@ -201,12 +201,6 @@ impl EngineLock {
         abi::lock_holder(self.file.as_fd(), self.newer()).is_some()
     }
 
-    /// True if a process has an older engine.
-    pub(crate) fn has_older(&self) -> bool {
-        let older = Span { first: 0, len: Some(self.number) };
-        self.number > 0 && abi::lock_holder(self.file.as_fd(), older).is_some()
-    }
-
     /// Number of changes to the table so far.
     pub(crate) fn changes(&self) -> u32 {
         self.words[CHANGES].load(Ordering::SeqCst)
@@ -255,6 +249,7 @@ fn memory_file(name: &str) -> io::Result<Hidden> {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::io::{BufRead, BufReader};
+    use std::net::SocketAddr;
     use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
 
@@ -336,7 +331,7 @@ sys.stdin.read()
     fn exe_8_childs_lock_has_no_state() {
         let parents = EngineLock::new().unwrap();
         parents.enter(parents.reserve().unwrap());
-        parents.shares.join("192.0.2.1:80".parse().unwrap());
+        parents.shares.join("192.0.2.1:80".parse::<SocketAddr>().unwrap());
         parents.shares.take_free();
         let _evicting = parents.evicting.lock().unwrap();
         let own = parents.again();

@@ -14,6 +14,7 @@ use forebay_rx::delivery::{Batch, Handler};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 
+use crate::division::Division;
 use crate::host::Host;
 use crate::network::neighbours::NeighbourObservation;
 use crate::network::{
@@ -24,6 +25,7 @@ use crate::socket::connection_id;
 use crate::socket::queue::{Enqueue, SocketQueueProducer};
 use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use crate::socket::table::{FoundSocket, LookupKey, SocketTable};
+use crate::tcp::Flow;
 
 /// Upper bound on producers checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
@@ -36,6 +38,8 @@ pub struct Stack {
     producer_index: usize,
     network: NetworkLayer,
     table: Arc<SocketTable>,
+    /// Place among other processes that have sockets at the same ports.
+    division: Option<Arc<dyn Division>>,
     host: Box<dyn Host>,
     /// Producers to the queues of the sockets that this CPU has delivered packets to, by [`SocketId::index`].
     producers: Vec<Option<SocketQueueProducer>>,
@@ -122,6 +126,7 @@ impl Stack {
             producer_index,
             network,
             table: Arc::clone(host.table()),
+            division: None,
             expiry: Expiry::default(),
             host,
             producers: Vec::new(),
@@ -140,6 +145,12 @@ impl Stack {
             answers: Vec::new(),
             observations: Vec::new(),
         }
+    }
+
+    /// Sets the place among other processes that have sockets at the same ports.
+    #[must_use]
+    pub fn divided(self, place: Arc<dyn Division>) -> Self {
+        Self { division: Some(place), ..self }
     }
 
     /// Number of this CPU's copy-cache buffers and small frames in use. Drops the producers of closed
@@ -310,6 +321,11 @@ impl Stack {
         }
         if !context.identity.is_own(wanted.destination.ip()) {
             return self.deliver_to_all(packet, &wanted, context);
+        }
+        if let Some(division) = &self.division
+            && !division.takes_datagrams(&Flow { ours: wanted.destination, theirs: wanted.source })
+        {
+            return self.drop_datagram(packet, NetworkDrop::OtherProcess, context.pool);
         }
         match self.table.find_holding(&wanted, || packet.view().payload()) {
             FoundSocket::One(socket) => self.put(socket, packet, context),

@@ -13,8 +13,10 @@ pub mod counter; // counters, each written by one CPU alone
 pub mod host; //    the operating system's part: clock, sockets, devices
 pub mod ingress; // the third spine: from the delivery's batch to the sockets
 pub mod network; // IP receive processing: local address check, validation, reassembly
+mod division; //     processes that have sockets at the same ports
 pub mod socket; //  UDP socket lookup, and the queue to the socket's reader
 pub mod tcp; //     TCP of one CPU: connections, listeners, timers
 
+pub use division::Division;
 pub use host::Host;
 pub use ingress::Stack;

@@ -1,4 +1,4 @@
-//! Part of the flows of TCP, for processes that share them: the same by address and port, and as classic BPF.
+//! Part of the flows of TCP and UDP, for processes that share them: the same by address and port, and as classic BPF.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ use super::filter::{
 /// Number of buckets that flows fall into.
 pub const BUCKETS: usize = 64;
 
-/// Buckets of TCP flows that a socket takes. Flows fall into them by a hash of the peer's end and the local port.
+/// Buckets of the flows of TCP and UDP that a socket takes. Flows fall into them by a hash of the peer's end and the local port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowShare {
     /// Key of the hash.
@@ -66,7 +66,7 @@ impl FlowShare {
         usize::try_from(hash >> BUCKET_SHIFT).unwrap_or(0)
     }
 
-    /// Narrows a [`filter`](super::filter()) of ports to these buckets, and to all that is not TCP. One that takes
+    /// Narrows a [`filter`](super::filter()) of ports to these buckets, and to all that is neither TCP nor UDP. One that takes
     /// every frame stays as it is.
     #[must_use]
     pub fn narrow(&self, filter: &[FilterInstruction]) -> Vec<FilterInstruction> {
@@ -75,11 +75,16 @@ impl FlowShare {
         };
         let run = |code, k| FilterInstruction { code, jt: 0, jf: 0, k };
         let jump = |code, k, jt, jf| FilterInstruction { code, jt, jf, k };
-        let tcp = FilterProtocol::Tcp.number().into();
+        let [tcp, udp] = [FilterProtocol::Tcp, FilterProtocol::Udp].map(|it| it.number().into());
         let low = u32::try_from(self.buckets & u64::from(u32::MAX)).unwrap_or(0);
         let high = u32::try_from(self.buckets >> WORD_BITS).unwrap_or(0);
         let [ports, source @ ..] = word_factors(self.key);
-        let protocol = [run(LOAD_MEMORY, PROTOCOL), jump(IF_EQUAL, tcp, 1, 0), WHOLE];
+        let protocol = [
+            run(LOAD_MEMORY, PROTOCOL),
+            jump(IF_EQUAL, tcp, 2, 0),
+            jump(IF_EQUAL, udp, 1, 0),
+            WHOLE,
+        ];
         let both_ports = [
             run(LOAD_WORD_AT_X, 0),
             run(MULTIPLY, ports[0]),
@@ -210,10 +215,11 @@ mod tests {
                     let bucket = FlowShare::bucket(share.key, peer, 80);
                     counts[bucket] += 1;
                     let is_its = buckets & 1 << bucket != 0;
-                    assert_eq!(passed(&packet(6, peer, 80)), is_its, "{peer} {bucket}");
+                    for protocol in [6, 17] {
+                        assert_eq!(passed(&packet(protocol, peer, 80)), is_its, "{peer} {bucket}");
+                    }
                 }
                 let peer = SocketAddr::new(peer, 5);
-                assert!(passed(&packet(17, peer, 80)), "all of UDP");
                 assert!(!passed(&packet(6, peer, 82)), "another port");
             }
         }

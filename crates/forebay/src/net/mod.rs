@@ -81,6 +81,7 @@ use forebay_device::{Device, Via};
 use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 use forebay_rx::CpuId;
 use forebay_rx::sink::Sink;
+use forebay_stack::Division;
 pub use forebay_stack::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
@@ -89,7 +90,7 @@ use forebay_stack::socket::copy_cache::{self, CopyCache};
 use forebay_stack::socket::reclaim::{
     BufferReclaimer, ReclaimCounters, ReclaimPolicy, SharedPolicy,
 };
-use forebay_stack::tcp::{Division, TcpConfig};
+use forebay_stack::tcp::TcpConfig;
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use host::CpuHost;
@@ -234,7 +235,7 @@ impl Net {
             counters: cpus.iter().map(|_| Arc::default()).collect(),
             division: net.division.clone(),
         }));
-        let mut stacks = stacks(&shared, caches).into_iter();
+        let mut stacks = stacks(&shared, caches, net.division.as_ref()).into_iter();
         let mut engine = Engine::over(&config, devices, |_| {
             stacks.next().unwrap_or_else(|| unreachable!("as many as CPUs"))
         })?;
@@ -458,7 +459,11 @@ impl NetEngine {
 }
 
 /// Stack of each CPU, in their order, with its copy cache if it has one.
-fn stacks(shared: &Arc<NetState>, caches: Vec<Option<CopyCache>>) -> Vec<Stack> {
+fn stacks(
+    shared: &Arc<NetState>,
+    caches: Vec<Option<CopyCache>>,
+    division: Option<&Arc<dyn Division>>,
+) -> Vec<Stack> {
     let cpus = shared.cpus();
     let config = network_config(cpus.len());
     // Shared by all CPUs: flows may move to another CPU while their fragments wait.
@@ -472,7 +477,11 @@ fn stacks(shared: &Arc<NetState>, caches: Vec<Option<CopyCache>>) -> Vec<Stack> 
             network.take_tcp();
             let reclaimer = BufferReclaimer::new(cache, None, Arc::clone(reclaim_counters));
             let host = Box::new(CpuHost::new(CpuIndex(index), Arc::clone(shared)));
-            Stack::new(cpu, index, network, reclaimer, host)
+            let stack = Stack::new(cpu, index, network, reclaimer, host);
+            match division {
+                Some(division) => stack.divided(Arc::clone(division)),
+                None => stack,
+            }
         })
         .collect()
 }

@@ -10,6 +10,7 @@ use forebay_buf::Pool;
 use forebay_engine::{BusyPoll, Flows};
 use forebay_rx::sink::SinkError;
 use forebay_rx::{CpuId, RxQueue};
+use forebay_stack::Division;
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters};
 use forebay_stack::socket::LOCAL_PORTS;
@@ -21,7 +22,7 @@ use forebay_stack::socket::queue::{
 };
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
-use forebay_stack::tcp::{Division, TcpConfig};
+use forebay_stack::tcp::TcpConfig;
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;

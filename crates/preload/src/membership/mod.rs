@@ -11,14 +11,15 @@ use std::{mem, process, thread};
 
 use forebay::Device;
 use forebay_device::rx_filter::{BUCKETS, FlowShare, nothing};
-use forebay_stack::tcp::{Division, PassedConnection};
+use forebay_stack::Division;
+use forebay_stack::tcp::PassedConnection;
 use forebay_sys::hidden::Hidden;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
 use crate::engine_lock::EngineLock;
 use crate::listener::OtherCopies;
 use crate::passing::{self, Adopting};
-use crate::shares::Handover;
+use crate::shares::{DividedAddress, Handover};
 
 /// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
 const ATTACHED_LOOK: Duration = Duration::from_millis(1);
@@ -98,8 +99,8 @@ struct State {
     /// Time since when each bucket is owned alone, unless there never were other processes.
     alone_since: [Option<Instant>; BUCKETS],
     have_been_others: bool,
-    /// Listeners of this process at each address.
-    served: HashMap<SocketAddr, usize>,
+    /// Listeners and UDP sockets of this process at each address.
+    served: HashMap<DividedAddress, usize>,
     /// Copies that other processes have of listeners which this one has closed, and the time since when no process serves
     /// any address.
     copies: Vec<OtherCopies>,
@@ -179,13 +180,14 @@ impl Membership {
         }
     }
 
-    /// Serves an address: this process takes a part of its new connections, all of them if no other one does.
-    pub(crate) fn join(&self, listener: SocketAddr) {
+    /// Serves an address: this process takes a part of its new connections or datagrams, all of them if no other one does.
+    pub(crate) fn join(&self, address: impl Into<DividedAddress>) {
+        let address = address.into();
         let mut state = self.state();
-        let count = state.served.entry(listener).or_default();
+        let count = state.served.entry(address).or_default();
         *count += 1;
         if *count == 1 {
-            self.engine_lock.shares().join(listener);
+            self.engine_lock.shares().join(address);
         }
         // Before: nobody else answers a SYN that the filters leave out.
         self.let_needed_pass(&mut state, self.engine_lock.shares().needed());
@@ -195,25 +197,27 @@ impl Membership {
         self.engine_lock.notify_change();
     }
 
-    /// Ends one of the listeners at an address. Returns true if it was the last one, after which this process is to
-    /// [`leave`](Self::leave).
-    pub(crate) fn close(&self, listener: SocketAddr) -> bool {
+    /// Ends one of the sockets at an address. Returns true if it was the last one, after which this process is to
+    /// [`leave`](Self::leave), or to [`abandon`](Self::abandon) the address.
+    pub(crate) fn close(&self, address: impl Into<DividedAddress>) -> bool {
+        let address = address.into();
         let mut state = self.state();
-        let Some(count) = state.served.get_mut(&listener) else { return false };
+        let Some(count) = state.served.get_mut(&address) else { return false };
         *count -= 1;
         let is_last = *count == 0;
         if is_last {
-            state.served.remove(&listener);
-            self.engine_lock.shares().leave(listener);
+            state.served.remove(&address);
+            self.engine_lock.shares().leave(address);
         }
         is_last
     }
 
-    /// Gives up the new connections of an address, unless this process serves it anew.
-    pub(crate) fn abandon(&self, listener: SocketAddr) {
+    /// Gives up what is new at an address, unless this process serves it anew.
+    pub(crate) fn abandon(&self, address: impl Into<DividedAddress>) {
+        let address = address.into();
         let (state, shares) = (self.state(), self.engine_lock.shares());
-        if !state.served.contains_key(&listener) && shares.owns_some(listener) {
-            shares.abandon(listener);
+        if !state.served.contains_key(&address) && shares.owns_some(address) {
+            shares.abandon(address);
             // Nobody takes the new connections until others look.
             if shares.others().next().is_some() {
                 self.engine_lock.notify_change();
@@ -235,7 +239,7 @@ impl Membership {
         self.engine_lock.notify_change();
         let began = Instant::now();
         let (mut left, mut without_room, mut was_quiet) = (None, None, false);
-        while !self.state().served.contains_key(&listener) {
+        while !self.state().served.contains_key(&listener.into()) {
             let has_heir = self.has_others(listener);
             if !has_heir && !closed.is_open_elsewhere() {
                 break;
@@ -373,9 +377,12 @@ impl Membership {
     fn serves_or_nobody_will(&self) -> bool {
         let may_be_served_later = self.may_be_served_later();
         let mut state = self.state();
-        if !state.served.is_empty() || self.engine_lock.shares().are_some_served() {
+        let is_listener =
+            |address: &DividedAddress| matches!(address, DividedAddress::OfListeners(_));
+        let has_listeners = state.served.keys().any(is_listener);
+        if has_listeners || self.engine_lock.shares().are_some_served() {
             state.unserved_since = None;
-            return !state.served.is_empty();
+            return has_listeners;
         }
         let since = *state.unserved_since.get_or_insert_with(Instant::now);
         !may_be_served_later || since.elapsed() >= HEIR_MAX

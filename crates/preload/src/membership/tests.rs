@@ -166,7 +166,7 @@ fn exe_8_filters_pass_what_is_joined() {
     membership.let_pass(&mut state, 0);
     assert_eq!(state.left_out, u64::MAX);
     drop(state);
-    membership.join("192.0.2.1:81".parse().unwrap());
+    membership.join("192.0.2.1:81".parse::<SocketAddr>().unwrap());
     assert_eq!((membership.state().left_out, engine_lock.shares().needed()), (0, u64::MAX));
 }
 

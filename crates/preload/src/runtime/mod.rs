@@ -63,13 +63,6 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 /// Process that this memory belongs to. A child of `vfork` has another number, and uses its parent's memory.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Permission to run an engine beside those of other processes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Others {
-    Allowed,
-    Refused,
-}
-
 /// Engine of a process.
 pub(crate) struct Runtime {
     pub(crate) net: Net,
@@ -261,10 +254,6 @@ pub(crate) fn is_running() -> bool {
 /// `EBUSY` as long as another process receives the packets; `ENODEV` if a device cannot be opened, for a reason
 /// that standard error has.
 pub(crate) fn running() -> Result<&'static Runtime, Errno> {
-    running_with(Others::Allowed)
-}
-
-fn running_with(others: Others) -> Result<&'static Runtime, Errno> {
     let slot = RUNNING.get(forks()).ok_or(Errno::NODEV)?;
     if let Some(started) = slot.get() {
         return started.as_ref().map_err(|&error| error);
@@ -272,13 +261,13 @@ fn running_with(others: Others) -> Result<&'static Runtime, Errno> {
     let mut prepared = prepared();
     if slot.get().is_none() {
         let config = configured().ok_or(Errno::NODEV)?;
-        match with_all_blocked(|| start(config, &mut prepared, others)) {
+        match with_all_blocked(|| start(config, &mut prepared)) {
             Err(Errno::BUSY) => return Err(Errno::BUSY),
             started => drop(slot.set(started)),
         }
     }
     drop(prepared);
-    running_with(others)
+    running()
 }
 
 /// Index of a device's interface; 0 if it is gone.
@@ -297,24 +286,15 @@ pub(crate) fn interfaces() -> &'static [u32] {
     running().map_or(&[], |runtime| &runtime.interfaces)
 }
 
-/// Engine of this process, for a socket whose packets no other process may receive.
+/// Engine of this process, for a UDP socket.
 ///
 /// # Errors
-/// As [`running`]; `EBUSY` as long as another process receives.
-pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
-    let are_others = |engine_lock: &EngineLock| engine_lock.has_older() || engine_lock.has_newer();
-    if !is_running() && parents_engine().is_some() {
-        return Err(Errno::BUSY);
-    }
-    if !is_running()
-        && prepared().as_ref().is_some_and(|prepared| are_others(&prepared.engine_lock))
-    {
-        return Err(Errno::BUSY);
-    }
-    running_with(Others::Refused).and_then(|runtime| match are_others(&runtime.engine_lock) {
+/// As [`running`]; `EBUSY` as long as the parent has devices that no other process can open.
+pub(crate) fn running_for_datagrams() -> Result<&'static Runtime, Errno> {
+    match !is_running() && excluding().is_some() {
         true => Err(Errno::BUSY),
-        false => Ok(runtime),
-    })
+        false => running(),
+    }
 }
 
 /// Waits for descriptors by `sleep`, which returns the number of those that are ready, and looks for them by `look`. Before

@@ -17,7 +17,7 @@ use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::{Others, Prepared, Runtime, await_end, forks, inherited, told};
+use super::{Prepared, Runtime, await_end, forks, inherited, told};
 use crate::control;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
@@ -72,7 +72,6 @@ pub(super) fn open(
 pub(super) fn start(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    others: Others,
 ) -> Result<Runtime, Errno> {
     let known = prepared.as_ref().map(|prepared| Arc::clone(&prepared.engine_lock));
     let engine_lock = known.or_else(inherited);
@@ -81,7 +80,7 @@ pub(super) fn start(
         .as_ref()
         .map(|engine_lock| engine_lock.reserve().ok_or(Errno::BUSY))
         .transpose()?;
-    let started = ready(config, prepared, others).and_then(|ready| run(config, ready, slot));
+    let started = ready(config, prepared).and_then(|ready| run(config, ready, slot));
     if let (Err(_), Some(engine_lock), Some(slot)) = (&started, engine_lock, slot) {
         engine_lock.unreserve(slot);
     }
@@ -89,11 +88,7 @@ pub(super) fn start(
 }
 
 /// Engine that this process may run.
-fn ready(
-    config: &PreloadConfig,
-    prepared: &mut Option<Prepared>,
-    others: Others,
-) -> Result<Prepared, Errno> {
+fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prepared, Errno> {
     let copied = prepared.take();
     let engine_lock =
         copied.as_ref().map(|copied| Arc::clone(&copied.engine_lock)).or_else(inherited);
@@ -103,11 +98,6 @@ fn ready(
     match (copied, engine_lock) {
         (Some(first), _) if is_taken => Ok(first),
         (copied, Some(engine_lock)) if !is_taken && has_others(&engine_lock) => {
-            if others == Others::Refused {
-                *prepared = copied;
-                engine_lock.release(); // locked if the process that has run it has ended: nothing here receives
-                return Err(Errno::BUSY);
-            }
             ready_beside(config, prepared, copied, &engine_lock)
         }
         (copied, engine_lock) => {

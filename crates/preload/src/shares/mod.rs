@@ -1,22 +1,26 @@
 //! Table in memory that all processes of a program share: which of them takes which new connections, and which has
 //! which flow. Nothing in it is locked, so that a process may be killed at any time.
 //!
-//! Flows fall into buckets by a hash, which the filters of the devices' sockets know, too. For each listener's address
+//! Flows fall into buckets by a hash, which the filters of the devices' sockets know, too. For each address of listeners
 //! each bucket has an owner, which takes its new connections. A process that is to own a bucket makes itself the owner.
 //! For a while it and the owner before it both take new connections, since a SYN lies in the rings of both and either may
 //! be late; then it takes them alone. Whoever claims a flow first has it until its end, so that each SYN is answered once.
+//!
+//! For each address of UDP sockets each bucket has an owner, too, which takes its datagrams alone: the one before until the
+//! handover ends, then the other.
 
 mod table; //  words of the memory
 mod owner; //  process that takes a bucket's new connections
 mod claims; // whose each flow is
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 use forebay_device::rx_filter::{BUCKETS, FlowShare};
-use forebay_stack::tcp::{Division, Flow, FlowHasher};
+use forebay_stack::Division;
+use forebay_stack::tcp::{Flow, FlowHasher};
 
 use self::owner::{Owner, heir};
 pub(crate) use self::table::SharedTable;
@@ -27,6 +31,10 @@ use self::table::{
 
 /// Processes that may receive at the same time.
 pub(crate) const SLOTS: usize = 64;
+
+/// Marks of a row's key: its address is one of UDP sockets; it has an address.
+const OF_DATAGRAMS: u64 = 1;
+const IS_ROW: u64 = 2;
 
 /// Number of a process's slot while it has none.
 const NO_SLOT: u32 = u32::MAX;
@@ -42,6 +50,21 @@ pub(crate) struct Shares {
     settled: AtomicU64,
     /// Addresses without a row that this process serves.
     rowless: AtomicUsize,
+}
+
+/// Address that processes divide.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum DividedAddress {
+    /// Its new connections, among the processes that have a listener there.
+    OfListeners(SocketAddr),
+    /// Its datagrams, among the processes that have a UDP socket there.
+    OfDatagrams(SocketAddr),
+}
+
+impl From<SocketAddr> for DividedAddress {
+    fn from(listener: SocketAddr) -> Self {
+        Self::OfListeners(listener)
+    }
 }
 
 /// Bucket of an address that has a new owner, and still the one before.
@@ -100,8 +123,8 @@ impl Shares {
     }
 
     /// Serves an address, which it does not so far.
-    pub(crate) fn join(&self, listener: SocketAddr) {
-        let (Some(own), key) = (self.own(), self.key_of(listener)) else { return };
+    pub(crate) fn join(&self, address: impl Into<DividedAddress>) {
+        let (Some(own), key) = (self.own(), self.key_of(address.into())) else { return };
         while let Some((row, is_free)) = self.table.row(key) {
             let place = self.table.key_of(row);
             if !is_free || place.compare_exchange(0, key, SeqCst, SeqCst).is_ok() {
@@ -114,10 +137,10 @@ impl Shares {
         self.table.0[ROWLESS].fetch_or(1 << own, SeqCst);
     }
 
-    /// Serves an address no longer. Its new connections are still taken until others do.
-    pub(crate) fn leave(&self, listener: SocketAddr) {
+    /// Serves an address no longer. What is new there is still taken until others do.
+    pub(crate) fn leave(&self, address: impl Into<DividedAddress>) {
         let Some(own) = self.own() else { return };
-        if let Some(row) = self.row_of(listener) {
+        if let Some(row) = self.row_of(address) {
             self.table.members(row).fetch_and(!(1 << own), SeqCst);
         } else if self.rowless.fetch_sub(1, SeqCst) == 1 {
             self.table.0[ROWLESS].fetch_and(!(1 << own), SeqCst);
@@ -141,21 +164,22 @@ impl Shares {
         self.row_of(listener).map_or(rowless, |row| self.table.members(row)).load(SeqCst)
     }
 
-    /// True if some process serves an address.
+    /// True if some process has a listener.
     pub(crate) fn are_some_served(&self) -> bool {
-        let is_served = |row| self.table.members(row).load(SeqCst) != 0;
+        let is_of_listeners = |row| self.table.key_of(row).load(SeqCst) & OF_DATAGRAMS == 0;
+        let is_served = |row| is_of_listeners(row) && self.table.members(row).load(SeqCst) != 0;
         self.table.0[ROWLESS].load(SeqCst) != 0 || self.rows().any(is_served)
     }
 
-    /// True if this process takes new connections to an address.
-    pub(crate) fn owns_some(&self, listener: SocketAddr) -> bool {
-        let (Some(own), Some(row)) = (self.own(), self.row_of(listener)) else { return false };
+    /// True if this process takes what is new at an address.
+    pub(crate) fn owns_some(&self, address: impl Into<DividedAddress>) -> bool {
+        let (Some(own), Some(row)) = (self.own(), self.row_of(address)) else { return false };
         (0..BUCKETS).any(|bucket| self.owner(row, bucket).has(own))
     }
 
     /// Gives up all buckets of an address at once: no process took them over in time.
-    pub(crate) fn abandon(&self, listener: SocketAddr) {
-        if let (Some(own), Some(row)) = (self.own(), self.row_of(listener)) {
+    pub(crate) fn abandon(&self, address: impl Into<DividedAddress>) {
+        if let (Some(own), Some(row)) = (self.own(), self.row_of(address)) {
             self.table.give_up(row, own);
         }
     }
@@ -292,12 +316,17 @@ impl Shares {
         Owner::of(self.table.owner(row, bucket).load(SeqCst))
     }
 
-    fn key_of(&self, listener: SocketAddr) -> u64 {
-        self.hasher.hashed(&Flow { ours: listener, theirs: listener }).hash().max(1)
+    fn key_of(&self, address: DividedAddress) -> u64 {
+        let (at, mark) = match address {
+            DividedAddress::OfListeners(at) => (at, 0),
+            DividedAddress::OfDatagrams(at) => (at, OF_DATAGRAMS),
+        };
+        let hash = self.hasher.hashed(&Flow { ours: at, theirs: at }).hash();
+        hash & !OF_DATAGRAMS | mark | IS_ROW
     }
 
-    fn row_of(&self, listener: SocketAddr) -> Option<usize> {
-        let found = self.table.row(self.key_of(listener));
+    fn row_of(&self, address: impl Into<DividedAddress>) -> Option<usize> {
+        let found = self.table.row(self.key_of(address.into()));
         found.filter(|(_, is_free)| !is_free).map(|(row, _)| row)
     }
 
@@ -318,11 +347,42 @@ impl Shares {
     fn is_served(&self, address: SocketAddr) -> bool {
         self.row_of(address).is_some_and(|row| self.table.members(row).load(SeqCst) != 0)
     }
+
+    /// Row of the UDP sockets that datagrams to an address go to: those at this very address come first.
+    fn row_of_datagrams(&self, ours: SocketAddr) -> Option<usize> {
+        let any: IpAddr = match ours.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let at = [ours.ip(), any].map(|ip| SocketAddr::new(ip, ours.port()));
+        let mut rows = at.into_iter().filter_map(|at| self.row_of(DividedAddress::OfDatagrams(at)));
+        rows.find(|row| self.table.members(*row).load(SeqCst) != 0)
+    }
 }
 
 impl Division for Shares {
     fn secret(&self) -> [u8; 16] {
         self.table.secret()
+    }
+
+    fn takes_datagrams(&self, flow: &Flow) -> bool {
+        let Some(own) = self.own() else { return true };
+        let occupied = self.table.0[OCCUPIED].load(SeqCst);
+        if occupied & !(1 << own) == 0 {
+            return true;
+        }
+        let bucket = self.bucket_of(flow);
+        let owner = match self.row_of_datagrams(flow.ours) {
+            Some(row) => {
+                let Owner { current, before } = self.owner(row, bucket);
+                before.or(current).or_else(|| heir(self.table.members(row).load(SeqCst), bucket))
+            }
+            // Of an address without a row each process that has a socket there takes all.
+            None if self.is_rowless() => Some(own),
+            // Nobody has a socket there, which one process tells the peer.
+            None => heir(occupied, bucket),
+        };
+        owner == Some(own)
     }
 
     fn takes(&self, listener: SocketAddr, flow: &Flow) -> bool {

@@ -25,7 +25,7 @@ fn process(table: SharedTable, slot: usize) -> Shares {
 
 fn flow(port: u16) -> Flow {
     let theirs = SocketAddr::new([192, 0, 2, 9].into(), port);
-    Flow { ours: LISTENER.parse().unwrap(), theirs }
+    Flow { ours: LISTENER.parse::<SocketAddr>().unwrap(), theirs }
 }
 
 fn takes(shares: &Shares, flow: &Flow) -> bool {
@@ -178,7 +178,7 @@ fn exe_8_ended_flow_is_the_next_owners() {
 fn exe_8_buckets_are_divided_evenly() {
     let table = table();
     let of = [0, 1, 2].map(|slot| process(table, slot));
-    let listener: SocketAddr = LISTENER.parse().unwrap();
+    let listener: SocketAddr = LISTENER.parse::<SocketAddr>().unwrap();
     let count = |shares: &Shares| (1..10_000).filter(|port| answers(shares, &flow(*port))).count();
     for (members, expected) in [(1, 9999), (2, 5000), (3, 3333)] {
         of[members - 1].join(listener);
@@ -208,7 +208,7 @@ fn exe_8_killed_processes_flows_are_answered() {
         |one: &u16, other: &u16| of[0].bucket_of(&flow(*one)) == of[0].bucket_of(&flow(*other));
     let other = (2..).find(|other| alike(&1, other)).unwrap();
     assert!(of[0].claim(&flow(1), SYN) && of[1].claim(&flow(other), SYN));
-    of[2].join(LISTENER.parse().unwrap());
+    of[2].join(LISTENER.parse::<SocketAddr>().unwrap());
     of[2].take_free();
     assert!(!answers(&of[2], &flow(1)) && !answers(&of[2], &flow(other)));
     of[2].evict(0);
@@ -220,7 +220,7 @@ fn exe_8_killed_processes_flows_are_answered() {
 fn exe_8_passed_flow_outlives_its_process() {
     let table = table();
     let of = [0, 1, 2].map(|slot| process(table, slot));
-    of[2].join(LISTENER.parse().unwrap());
+    of[2].join(LISTENER.parse::<SocketAddr>().unwrap());
     of[2].take_free();
     assert!(of[0].claim(&flow(1), SYN));
     of[0].pass_on(&flow(1));
@@ -241,14 +241,14 @@ fn exe_8_listener_at_address_comes_first() {
     of[0].join(any);
     of[0].take_free();
     assert!(of[0].takes(any, &flow(1)) && of[0].answers(any, &flow(1)));
-    of[1].join(LISTENER.parse().unwrap());
+    of[1].join(LISTENER.parse::<SocketAddr>().unwrap());
     of[1].take_free();
     let elsewhere = Flow { ours: "192.0.2.2:80".parse().unwrap(), ..flow(1) };
     for (flow, is_first) in [(flow(1), false), (elsewhere, true)] {
         assert_eq!((of[0].takes(any, &flow), of[0].answers(any, &flow)), (is_first, is_first));
     }
     assert!(takes(&of[1], &flow(1)) && answers(&of[1], &flow(1)));
-    of[1].leave(LISTENER.parse().unwrap());
+    of[1].leave(LISTENER.parse::<SocketAddr>().unwrap());
     assert!(of[0].takes(any, &flow(1)), "the other is closed");
 }
 
@@ -262,7 +262,7 @@ fn exe_8_flows_without_room_are_left_alone() {
     });
     let flows: Vec<_> = flows.collect();
     assert!(flows.iter().all(|flow| of[0].claim(flow, SYN)));
-    of[1].join(LISTENER.parse().unwrap());
+    of[1].join(LISTENER.parse::<SocketAddr>().unwrap());
     of[1].take_free();
     of[0].clear_unclaimed();
     assert!(!flows.iter().any(|flow| answers(&of[1], flow)), "some have no words");

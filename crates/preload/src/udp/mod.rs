@@ -4,7 +4,7 @@ pub(crate) mod groups; // multicast
 mod send;
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -26,10 +26,12 @@ use crate::ancillary::scoped;
 use crate::corked::Corked;
 use crate::datagram::{Message, ReceiveMode, SocketFamily};
 use crate::errno::unconnected_errno;
+use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
-use crate::runtime::{is_taken, running_alone};
+use crate::runtime::{is_taken, running_for_datagrams};
+use crate::shares::DividedAddress;
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
 use crate::{abi, table};
@@ -53,6 +55,8 @@ pub(crate) struct Udp {
     corked: Corked,
     /// Process that the socket belongs to.
     origin: Origin,
+    /// Part of this process in the datagrams of the address, if other processes may have some.
+    membership: Option<Arc<Membership>>,
 }
 
 /// Largest length that fits in the field of a header.
@@ -84,7 +88,8 @@ impl Udp {
         let is_v6_address = local.is_ipv6() && !local.ip().is_unspecified() && !is_mapped(local);
         let of_program = || abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let v6_only = is_ipv6 && (is_v6_address || of_program());
-        let mut options = running_alone()?.net.socket().v6_only(v6_only);
+        let runtime = running_for_datagrams()?;
+        let mut options = runtime.net.socket().v6_only(v6_only);
         abi::prepare_to_close();
         if socket_reuseport(descriptor).unwrap_or(false) {
             options = options.reuse_port();
@@ -121,7 +126,10 @@ impl Udp {
             path_error: Arc::default(),
             corked: Corked::default(),
             origin: Origin::here(),
+            membership: runtime.membership.clone(),
         };
+        let join = |at| socket.membership.iter().for_each(|membership| membership.join(at));
+        socket.divided().for_each(join);
         socket.adopt_settings();
         socket.adopt_cork();
         socket.adopt_groups();
@@ -418,6 +426,15 @@ impl Udp {
         self.origin.is_parent()
     }
 
+    /// Addresses as the engine has them: a socket of IPv6 may take IPv4, too.
+    fn divided(&self) -> impl Iterator<Item = DividedAddress> + use<> {
+        let (ip, port) = (self.local().ip().to_canonical(), self.local().port());
+        let has_both = self.is_ipv6 && !self.v6_only && ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let any: IpAddr = Ipv4Addr::UNSPECIFIED.into();
+        let ips = std::iter::once(ip).chain(has_both.then_some(any));
+        ips.map(move |ip| DividedAddress::OfDatagrams(SocketAddr::new(ip, port)))
+    }
+
     fn family(&self) -> SocketFamily {
         match self.is_ipv6 {
             true if self.v6_only => SocketFamily::V6Only,
@@ -446,6 +463,9 @@ fn is_bound(descriptor: BorrowedFd<'_>) -> bool {
 
 impl Drop for Udp {
     fn drop(&mut self) {
+        if let Some(membership) = &self.membership {
+            self.divided().filter(|at| membership.close(*at)).for_each(|at| membership.abandon(at));
+        }
         if let Some(reserved) = self.udp.reserved() {
             path_errors::unwatch(reserved);
         }

@@ -189,102 +189,15 @@ pub(crate) fn copies_leave_port() {
     }
 }
 
-/// A second engine would answer that nobody listens at the first one's ports.
+/// Over AF_XDP the child cannot open the device as long as its parent has it.
 pub(crate) fn udp_is_of_one() {
     let hosts = Hosts::new();
-    let config = "via=af_packet take=udp:7,udp:8 spin=auto dev=exa";
-    let lines = hosts.lines(Command::new("python3").args(["-c", UDP]), Some(config));
-    assert_eq!(lines, ["bound", "EBUSY"]);
-}
-
-/// Forks children before any binds: of those that bind one address at once one has it. Once that has ended, another has.
-const SIBLINGS: &str = "
-import errno, os, signal, socket
-signal.alarm(60)
-begin, said, end = os.pipe(), os.pipe(), os.pipe()
-
-def bind():
-    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    signal.alarm(60)
-    os.read(begin[0], 1)
-    try:
-        it.bind(('10.9.0.1', 7))
-        os.write(said[1], b'+')
-        os.read(end[0], 1)
-    except OSError as error:
-        os.write(said[1], b'-' if error.errno == errno.EBUSY else b'?')
-    os._exit(0)
-
-for children in (4, 1):
-    for _ in range(children):
-        os.fork() or bind()
-    os.write(begin[1], b'x' * children)
-    answers = ''
-    while len(answers) < children:
-        answers += os.read(said[0], children).decode()
-    print(''.join(sorted(answers)), flush=True)
-    os.write(end[1], b'x' * answers.count('+'))
-    for _ in range(children):
-        os.wait()
-";
-
-pub(crate) fn siblings_know_each_other() {
-    let hosts = Hosts::new();
-    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
-    let lines = hosts.lines(Command::new("python3").args(["-c", SIBLINGS]), Some(config));
-    assert_eq!(lines, ["+---", "+"]);
-}
-
-/// Forks children before any receives. One binds, a second one serves a listener beside it, and the first ends: a third
-/// one cannot bind, and goes on. Once the second has ended, a fourth can.
-const REFUSED: &str = "
-def serve():
-    it = socket.create_server(('10.9.0.1', 7))
-    it.setblocking(False)
-    try:
-        return it, it.accept()
-    except OSError as error:
-        return it, errno.errorcode[error.errno]
-
-class Child:
-    def __init__(self, work):
-        begin, said, end = os.pipe(), os.pipe(), os.pipe()
-        self.begins, self.said, self.ends = begin[1], said[0], end[1]
-        self.process = os.fork()
-        if self.process == 0:
-            signal.alarm(60)
-            os.read(begin[0], 1)
-            it, answer = work()
-            os.write(said[1], answer.encode())
-            os.read(end[0], 1)
-            os._exit(0)
-
-    def begin(self):
-        os.write(self.begins, b'x')
-        print(os.read(self.said, 100).decode(), flush=True)
-
-    def end(self):
-        os.write(self.ends, b'x')
-        os.waitpid(self.process, 0)
-
-first, second, third, fourth = [Child(work) for work in (bind, serve, bind, bind)]
-first.begin()
-second.begin()
-first.end()
-third.begin()
-second.end()
-fourth.begin()
-third.end()
-fourth.end()
-";
-
-pub(crate) fn refused_leaves_lock() {
-    let hosts = Hosts::new();
-    let config = "via=af_packet take=udp:7,tcp:7 spin=auto dev=exa";
-    let lines = hosts
-        .lines(Command::new("python3").args(["-c", &(BIND.to_owned() + REFUSED)]), Some(config));
-    assert_eq!(lines, ["bound", "EAGAIN", "EBUSY", "bound"]);
+    let run = |via: &str| {
+        let config = format!("via={via} take=udp:7,udp:8 spin=auto dev=exa");
+        hosts.lines(Command::new("python3").args(["-c", UDP]), Some(&config))
+    };
+    assert_eq!(run("af_xdp"), ["bound", "EBUSY"]);
+    assert_eq!(run("af_packet"), ["bound", "bound"]);
 }
 
 /// Writes more than the peer takes, and ends at once, in one of both ways.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod compiled; // programs in C
+mod datagrams; // several processes with UDP sockets at one address
 mod forks; //  a process that listens, and children that serve
 mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
@@ -90,9 +91,8 @@ fn main() {
         ("exe_5_second_process_is_told_why", forks::second_is_told),
         ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
-        ("exe_5_udp_is_of_one_sibling", forks::siblings_know_each_other),
-        ("exe_5_refused_bind_leaves_lock", forks::refused_leaves_lock),
-        ("exe_5_udp_is_of_one_process", forks::udp_is_of_one),
+        ("exe_5_udp_over_af_xdp_is_of_one", forks::udp_is_of_one),
+        ("exe_8_processes_divide_datagrams", datagrams::are_divided),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
     libtest_mimic::run(&arguments, trials).exit();

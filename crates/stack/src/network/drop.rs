@@ -60,6 +60,8 @@ reasons! {
         TcpCsum = "tcp_csum",
         /// A wrong UDP checksum, or none over IPv6.
         UdpCsum = "udp_csum",
+        /// Of another process, which has sockets at the same port.
+        OtherProcess = "other_process",
         /// No socket is bound to the destination port.
         NoSocket = "no_socket",
         /// The socket's receive buffer was full.

@@ -246,8 +246,9 @@ impl NetworkLayer {
             | NetworkDrop::UdpCsum
             | NetworkDrop::Nomem
             | NetworkDrop::SocketClose => udp.in_errors.add(1),
-            // Found before UDP is reached: the lines of IP and ICMP count them.
+            // Found before UDP is reached: the lines of IP and ICMP count them. Or the process that has the datagram does.
             NetworkDrop::Otherhost
+            | NetworkDrop::OtherProcess
             | NetworkDrop::UnhandledProto
             | NetworkDrop::Snapped
             | NetworkDrop::IpInhdr

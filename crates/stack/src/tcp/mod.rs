@@ -32,7 +32,6 @@ mod slots; //       values by index
 mod on_demand; //   values that an idle connection does not keep
 mod timer_wheel; // deadlines
 mod passed; //    connections on their way to another process
-mod division; //  processes that listen on the same ports
 mod seq; //         sequence numbers
 
 pub mod config; //   settings and socket options
@@ -46,7 +45,6 @@ pub use connection::{
     WindowScales, WriteFlags,
 };
 pub use counters::TcpCounters;
-pub use division::Division;
 pub use error::TcpError;
 pub use fast_open::{FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions};
 pub use flow::{Flow, FlowHasher, HashedFlow, PackedFlow};

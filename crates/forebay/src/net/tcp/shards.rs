@@ -9,11 +9,12 @@ use std::{fmt, mem};
 use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
+use forebay_stack::Division;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{
-    Division, FastOpenCache, Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig,
-    TcpCounters, TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSocket,
+    FastOpenCache, Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig, TcpCounters,
+    TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;

@@ -36,7 +36,6 @@ use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, State, TcpInfo};
 use super::connection_table::{ConnectionTable, Word};
 use super::counters::TcpCounters;
-use super::division::Division;
 use super::error::TcpError;
 use super::fast_open::{FastOpenCache, FastOpenKeys, FastOpenOptions};
 use super::flow::{Flow, FlowHasher, HashedFlow};
@@ -46,6 +45,7 @@ use super::seq::Seq;
 use super::slots::Slots;
 use super::timer_wheel::TimerWheel;
 use super::wire::{Outgoing, Segment, emit};
+use crate::Division;
 
 /// Handle of a socket. A handle of a closed socket is refused, even if its slot is used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use forebay_rx::cpu::CpuId;
+use forebay_stack::Division;
 use forebay_stack::tcp::{
-    Division, Flow, PassedConnection, ReusePort, Tcp, TcpConfig, TcpError, TcpOut, TcpSocket,
-    WriteFlags,
+    Flow, PassedConnection, ReusePort, Tcp, TcpConfig, TcpError, TcpOut, TcpSocket, WriteFlags,
 };
 
 use super::pair::{Faults, MTU, Pair};
@@ -157,6 +157,10 @@ pub(super) struct Beside {
 impl Division for Beside {
     fn secret(&self) -> [u8; 16] {
         [2; 16]
+    }
+
+    fn takes_datagrams(&self, _: &Flow) -> bool {
+        self.takes.load(Relaxed)
     }
 
     fn takes(&self, listener: SocketAddr, flow: &Flow) -> bool {

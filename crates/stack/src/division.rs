@@ -1,17 +1,21 @@
-//! Division of new connections among processes that listen on the same ports and all receive every segment.
+//! Division of new connections and datagrams among processes that have sockets at the same ports and receive the same
+//! packets.
 
 use std::fmt;
 use std::net::SocketAddr;
 
-use super::flow::Flow;
+use crate::tcp::Flow;
 
-/// Place of this process among those that listen on the same ports.
+/// Place of this process among those that have sockets at the same ports.
 ///
-/// A flow belongs to the process that has claimed it, from its SYN until it is released, at the end of TIME-WAIT.
+/// A flow of TCP belongs to the process that has claimed it, from its SYN until it is released, at the end of TIME-WAIT.
 /// The others are silent about its segments. All methods may be called by several threads.
 pub trait Division: fmt::Debug + Send + Sync {
     /// Secret of the sequence numbers, cookies and timestamps of all processes.
     fn secret(&self) -> [u8; 16];
+
+    /// True if this process, and no other, takes the datagrams of a flow.
+    fn takes_datagrams(&self, flow: &Flow) -> bool;
 
     /// True if this process takes new connections of a flow to a listener, whose address may stand for all. For
     /// a short time two processes may: the one that claims the flow answers.

@@ -1,0 +1,162 @@
+//! Several processes with UDP sockets at one address.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::UdpSocket;
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use super::{Hosts, NEAR, preloaded};
+
+/// Has three processes that bind one address each (`SO_REUSEPORT`) and answer each datagram with their number. Ends one of
+/// them, as it is told: `close` its socket, or kill it; `open` has it bind anew.
+const SERVERS: &str = "
+import os, signal, socket, sys
+
+def bind():
+    it = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    it.bind(('::', 7))
+    return it
+
+def serve(number, orders):
+    it = bind()
+    os.write(said[1], b'+')
+    while True:
+        data, peer = it.recvfrom(100)
+        if data == b'close':
+            it.close()
+            os.write(said[1], b'-')
+            os.read(orders, 1)
+            it = bind()
+            os.write(said[1], b'+')
+        else:
+            it.sendto(b'%d' % number, peer)
+
+said = os.pipe()
+children = []
+for number in range(3):
+    orders = os.pipe()
+    process = os.fork()
+    if process == 0:
+        serve(number, orders[0])
+    children.append((process, orders[1]))
+    os.read(said[0], 1)
+print('bound', flush=True)
+for line in sys.stdin:
+    order, number = line.split()
+    process, orders = children[int(number)]
+    if order == 'kill':
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        children[int(number)] = None
+    elif order == 'closed':
+        os.read(said[0], 1)
+    elif order == 'open':
+        os.write(orders, b'x')
+        os.read(said[0], 1)
+    print(order, flush=True)
+for process, _ in filter(None, children):
+    os.kill(process, signal.SIGKILL)
+";
+
+/// Flows that ask, each from a port of its own.
+const FLOWS: u16 = 300;
+
+/// Longest wait for an answer, after which the flow asks again.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Asks by each flow until there is an answer. Returns the servers that have answered, by flow, and the number of questions
+/// that were answered twice.
+fn ask_all(flows: &[UdpSocket]) -> (Vec<u8>, usize) {
+    let mut twice = 0;
+    let mut ask = |flow: &UdpSocket| {
+        let mut answer = [0; 8];
+        let mut asked = 0;
+        let served = loop {
+            asked += 1;
+            flow.send(b"which").unwrap();
+            match flow.recv(&mut answer) {
+                Ok(1) => break answer[0] - b'0',
+                Ok(len) => panic!("{len} bytes"),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        };
+        if asked == 1 {
+            flow.set_nonblocking(true).unwrap();
+            twice += usize::from(flow.recv(&mut answer).is_ok());
+            flow.set_nonblocking(false).unwrap();
+        } else {
+            while flow.recv(&mut answer).is_ok() {}
+        }
+        served
+    };
+    let served = flows.iter().map(&mut ask).collect();
+    (served, twice)
+}
+
+struct Servers<'a> {
+    orders: ChildStdin,
+    answers: Box<dyn BufRead + 'a>,
+}
+
+impl Servers<'_> {
+    fn order(&mut self, order: &str) {
+        writeln!(self.orders, "{order}").unwrap();
+        self.await_line(order.split(' ').next().unwrap());
+    }
+
+    fn await_line(&mut self, expected: &str) {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), expected);
+    }
+}
+
+/// Asks until these servers, and no others, have answered all flows twice in the same way, and each question once. Each
+/// has a part.
+fn settle(flows: &[UdpSocket], of: &[u8]) -> Vec<u8> {
+    let mut before = Vec::new();
+    loop {
+        let (served, twice) = ask_all(flows);
+        let count = |server: &u8| served.iter().filter(|it| *it == server).count();
+        let is_even = of.iter().all(|server| count(server) > flows.len() / of.len() / 2);
+        let are_all = of.iter().map(count).sum::<usize>() == flows.len();
+        if is_even && are_all && twice == 0 && served == before {
+            return served;
+        }
+        before = served;
+    }
+}
+
+pub(crate) fn are_divided() {
+    let hosts = Hosts::new();
+    let flows: Vec<UdpSocket> = hosts.far.run(|| {
+        let flow = |_| {
+            let flow = UdpSocket::bind("10.9.0.2:0").unwrap();
+            flow.connect(NEAR).unwrap();
+            flow.set_read_timeout(Some(AGAIN)).unwrap();
+            flow
+        };
+        (0..FLOWS).map(flow).collect()
+    });
+    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+    let mut program = Command::new("python3");
+    let program = preloaded(program.args(["-c", SERVERS]), config);
+    let program = program.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = hosts.near.run(|| program.spawn().unwrap());
+    let answers = Box::new(BufReader::new(child.stdout.take().unwrap()));
+    let mut servers = Servers { orders: child.stdin.take().unwrap(), answers };
+    servers.await_line("bound");
+
+    settle(&flows, &[0, 1, 2]);
+    servers.order("kill 1");
+    let served = settle(&flows, &[0, 2]);
+    let of_2 = served.iter().position(|server| *server == 2).unwrap();
+    flows[of_2].send(b"close").unwrap();
+    servers.order("closed 2");
+    settle(&flows, &[0]);
+    servers.order("open 2");
+    settle(&flows, &[0, 2]);
+    drop(servers);
+    assert!(child.wait().unwrap().success());
+}
