@@ -10,6 +10,7 @@ use arc_swap::ArcSwapOption;
 use crate::critical::{self, Critical};
 use crate::runtime::{forks, is_in_parents_memory};
 use crate::socket::Socket;
+use crate::udp;
 
 /// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
 const DESCRIPTORS_MAX: usize = 1 << 20;
@@ -65,6 +66,17 @@ pub(crate) fn find(descriptor: RawFd) -> Option<Found> {
     }
     let critical = critical::enter();
     SOCKETS[index].load_full().map(|socket| Found { socket, _critical: critical })
+}
+
+/// Socket at a descriptor, for a call that uses it: in place of a UDP socket of the parent this process opens its own.
+pub(crate) fn find_usable(descriptor: RawFd) -> Option<Found> {
+    let found = find(descriptor)?;
+    if !matches!(&*found, Socket::Udp(_)) || !found.is_of_parent() {
+        return Some(found);
+    }
+    udp::adopt(found.shared());
+    drop(found);
+    find(descriptor)
 }
 
 /// True if the table has a slot for this descriptor.

@@ -123,12 +123,24 @@ impl SocketOptions {
                 };
                 *reserved = Some(udp_reserve::reserve(local, options)?);
             }
-            self.bind_reserved(local, reserved)
+            self.bind_by(local, reserved)
         })
     }
 
+    /// Binds the socket to an address that the caller keeps from the kernel, by `reserved` if the kernel has it.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind), of this address.
+    pub fn bind_reserved(
+        self,
+        local: SocketAddr,
+        mut reserved: Option<Hidden<std::net::UdpSocket>>,
+    ) -> io::Result<UdpSocket> {
+        self.bind_by(local, &mut reserved)
+    }
+
     /// Binds the socket to an address, if there is no conflict: then it takes the reservation of its port.
-    fn bind_reserved(
+    fn bind_by(
         &self,
         mut local: SocketAddr,
         reserved: &mut Option<Hidden<std::net::UdpSocket>>,

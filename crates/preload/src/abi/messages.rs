@@ -129,7 +129,7 @@ fn set_nameless(header: &mut msghdr, flags: c_int) {
 /// As `recvmsg(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, header, flags) };
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(recvmmsg(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, headers, count, flags, timeout) };

@@ -44,7 +44,7 @@ pub unsafe extern "C" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     let next = next!(setsockopt(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         // SAFETY: the caller's promise.
         return unsafe { next(fd, level, name, value, len) };
     };
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     let next = next!(getsockopt(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int);
-    let socket = table::find(fd);
+    let socket = table::find_usable(fd);
     let option = SocketOption { level, name };
     let store = match socket.as_deref() {
         None => Ok(fd),

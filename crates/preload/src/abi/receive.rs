@@ -145,7 +145,7 @@ pub unsafe extern "C" fn recvfrom(
     from: *mut sockaddr,
     from_len: *mut socklen_t,
 ) -> ssize_t {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(
             recvfrom(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t
         );
@@ -238,7 +238,7 @@ fn check_room(len: size_t, room: size_t) {
 /// As `read(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         if is_hidden(fd) {
             return answer(Err(Errno::BADF));
         }
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn __read_chk(
 /// As `readv(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         if is_hidden(fd) {
             return answer(Err(Errno::BADF));
         }
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn preadv2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    let Some(socket) = table::find(fd).filter(|_| offset == -1) else {
+    let Some(socket) = table::find_usable(fd).filter(|_| offset == -1) else {
         let next = next!(preadv2(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t);
         // SAFETY: the caller's promise. An offset is refused for the descriptor of a socket of ours, too.
         return unsafe { next(fd, vectors, count, offset, flags) };

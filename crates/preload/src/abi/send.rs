@@ -113,7 +113,7 @@ pub unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(
             sendto(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t
         );
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn send(
 /// As `write(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
-    if table::find(fd).is_some() {
+    if table::find_usable(fd).is_some() {
         if is_beyond(buffer, len) {
             return answer(Err(Errno::FAULT));
         }
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
 /// As `writev(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         if is_hidden(fd) {
             return answer(Err(Errno::BADF));
         }
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn pwritev2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    let Some(socket) = table::find(fd).filter(|_| offset == -1) else {
+    let Some(socket) = table::find_usable(fd).filter(|_| offset == -1) else {
         let next = next!(pwritev2(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t);
         // SAFETY: the caller's promise. An offset is refused for the descriptor of a socket of ours, too.
         return unsafe { next(fd, vectors, count, offset, flags) };
@@ -280,7 +280,7 @@ unsafe fn send_datagram(
 /// As `sendmsg(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(sendmsg(c_int, *const msghdr, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, header, flags) };
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(sendmmsg(c_int, *mut mmsghdr, c_uint, c_int) -> c_int);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, headers, count, flags) };

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
 /// As `connect(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(connect(c_int, *const sockaddr, socklen_t) -> c_int);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, to, len) };
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 /// As `shutdown(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let Some(socket) = table::find(fd) else {
+    let Some(socket) = table::find_usable(fd) else {
         let next = next!(shutdown(c_int, c_int) -> c_int);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, how) };

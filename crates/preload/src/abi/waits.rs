@@ -11,10 +11,9 @@ use rustix::io::Errno;
 use super::descriptors::{is_hidden, unless_hidden};
 use super::next::next;
 use super::{answer_int, is_nowhere};
-use crate::listener::are_some_unserved;
 use crate::runtime::receive_and_wait;
 use crate::socket::Socket;
-use crate::table;
+use crate::{listener, table, udp};
 
 /// Time-out of a call that looks and does not wait.
 const NO_TIME: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
@@ -38,12 +37,19 @@ fn receive_and_sleep(
     })
 }
 
-/// Serves the listener at a descriptor. What fails was told, and is answered by `accept`.
+/// True if a call may wait for a socket that this process does not serve yet.
+fn are_some_unserved() -> bool {
+    listener::are_some_unserved() || udp::are_some_unused()
+}
+
+/// Serves the listener or the UDP socket at a descriptor. What fails was told, and is answered by `accept`, or when the
+/// socket is read.
 fn serve(fd: c_int) {
-    if let Some(socket) = table::find(fd)
-        && let Socket::Listener(listener) = &*socket
-    {
-        let _ = listener.serve(socket.shared());
+    let Some(socket) = table::find_usable(fd) else { return };
+    match &*socket {
+        Socket::Listener(listener) => drop(listener.serve(socket.shared())),
+        Socket::Udp(udp) if !udp.is_of_parent() => udp.begin_use(),
+        Socket::Udp(_) | Socket::Stream(_) => {}
     }
 }
 

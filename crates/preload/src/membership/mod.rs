@@ -19,7 +19,7 @@ use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 use crate::engine_lock::EngineLock;
 use crate::listener::OtherCopies;
 use crate::passing::{self, Adopting};
-use crate::shares::{DividedAddress, Handover};
+use crate::shares::{DividedAddress, Handover, Shares};
 
 /// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
 const ATTACHED_LOOK: Duration = Duration::from_millis(1);
@@ -180,14 +180,29 @@ impl Membership {
         }
     }
 
-    /// Serves an address: this process takes a part of its new connections or datagrams, all of them if no other one does.
+    /// Serves an address: this process takes a part of its new connections, all of them if no other one does.
     pub(crate) fn join(&self, address: impl Into<DividedAddress>) {
-        let address = address.into();
+        self.join_by(address.into(), |shares, address| shares.join(address));
+    }
+
+    /// Has a UDP socket at an address that it does not use yet: this process takes the datagrams if no other one does.
+    pub(crate) fn join_idle(&self, address: DividedAddress) {
+        self.join_by(address, Shares::join_idle);
+    }
+
+    /// Takes a part of the datagrams to an address, as it uses its socket.
+    pub(crate) fn begin_use(&self, address: DividedAddress) {
+        self.engine_lock.shares().begin_use(address);
+        self.settle();
+        self.engine_lock.notify_change();
+    }
+
+    fn join_by(&self, address: DividedAddress, join: impl Fn(&Shares, DividedAddress)) {
         let mut state = self.state();
         let count = state.served.entry(address).or_default();
         *count += 1;
         if *count == 1 {
-            self.engine_lock.shares().join(address);
+            join(self.engine_lock.shares(), address);
         }
         // Before: nobody else answers a SYN that the filters leave out.
         self.let_needed_pass(&mut state, self.engine_lock.shares().needed());

@@ -27,7 +27,7 @@ use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::{control, critical, fork_locks, listener, passing, table};
+use crate::{control, critical, fork_locks, listener, passing, table, udp};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 pub(crate) const FORKS_MAX: usize = 8;
@@ -56,6 +56,9 @@ static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
 
 /// Lock of the processes that were forked before any has prepared an engine: by it they know of each other.
 static FIRST: OnceLock<Arc<EngineLock>> = OnceLock::new();
+
+/// Time at which the devices could not be opened once more for a child. Locked only with the engine that is prepared.
+static FAILED: Mutex<Option<Instant>> = Mutex::new(None);
 
 static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
 static FORKS: AtomicUsize = AtomicUsize::new(0);
@@ -86,8 +89,6 @@ struct Prepared {
     rings: Rings,
     /// Devices, as clients of the control socket see them.
     metrics: Metrics,
-    /// Time at which another engine could not be prepared.
-    failed: Option<Instant>,
 }
 
 /// Number of forks that lie between the process that loaded the library first and this one.
@@ -164,6 +165,7 @@ pub(crate) fn before_fork() {
         return;
     }
     listener::keep_locks();
+    udp::keep_locks();
     if let Some(mut prepared) = fork_locks::lock(&PREPARED) {
         prepare_next(&mut prepared);
         if prepared.is_none() && !is_running() {
@@ -195,7 +197,7 @@ fn make_first() {
 }
 
 /// True if this process may run an engine beside those of others.
-fn may_be_beside() -> bool {
+pub(crate) fn may_be_beside() -> bool {
     configured().is_some_and(|config| config.via == Via::AfPacket)
 }
 
@@ -218,29 +220,37 @@ fn inherited() -> Option<Arc<EngineLock>> {
     parents().or_else(first)
 }
 
-/// Prepares another engine for a child, if an earlier child has the one that was prepared: both may receive.
+/// Prepares another engine for a child, if an earlier child has the one that was prepared, or this process runs one and has
+/// a UDP socket that the child may use: both may receive.
 fn prepare_next(prepared: &mut Option<Prepared>) {
-    if is_running() {
-        return;
-    }
-    let Some(before) = prepared.as_mut().filter(|before| before.engine_lock.may_be_others()) else {
-        return;
+    let engine_lock = match (prepared.as_ref(), own()) {
+        (_, Some(_)) if !may_be_beside() || !udp::are_some_unused() => return,
+        (Some(before), _) if !before.engine_lock.may_be_others() => return,
+        (Some(before), _) => before.engine_lock.next(),
+        (None, Some(runs)) => runs.engine_lock.next(),
+        (None, None) => return,
     };
-    if before.failed.is_some_and(|failed| failed.elapsed() < OPEN_PAUSE) {
+    let mut failed = failed();
+    if failed.is_some_and(|failed| failed.elapsed() < OPEN_PAUSE) {
         return;
     }
     let Some(config) = configured() else { return };
-    let engine_lock = Arc::new(before.engine_lock.next());
-    match open(config, Some(engine_lock)) {
+    match open(config, Some(Arc::new(engine_lock))) {
         Ok(next) => {
             // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
             drop(prepared.replace(next));
+            *failed = None;
         }
-        Err(error) if before.failed.replace(Instant::now()).is_none() => {
+        Err(error) if failed.replace(Instant::now()).is_none() => {
             let _ = told::<()>(Err(error));
         }
         Err(_) => {}
     }
+}
+
+/// Engine of this process, if it runs one.
+fn own() -> Option<&'static Runtime> {
+    RUNNING.get(forks())?.get()?.as_ref().ok()
 }
 
 /// True if this process runs an engine.
@@ -446,6 +456,10 @@ fn configured() -> Option<&'static PreloadConfig> {
 
 fn prepared() -> std::sync::MutexGuard<'static, Option<Prepared>> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failed() -> std::sync::MutexGuard<'static, Option<Instant>> {
+    FAILED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn told<T>(result: Result<T, StartError>) -> Result<T, Errno> {

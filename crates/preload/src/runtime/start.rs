@@ -17,7 +17,7 @@ use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::{Prepared, Runtime, await_end, forks, inherited, told};
+use super::{Prepared, Runtime, await_end, failed, forks, inherited, told};
 use crate::control;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
@@ -65,7 +65,7 @@ pub(super) fn open(
     let tcp = TcpConfig { fast_open, ..NetConfig::TCP };
     let net_config = NetConfig { division, tcp, ..NetConfig::default() };
     let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
-    Ok(Prepared { net, engine, interfaces, engine_lock, rings, metrics, failed: None })
+    Ok(Prepared { net, engine, interfaces, engine_lock, rings, metrics })
 }
 
 /// Runs the engine that was prepared, or another.
@@ -121,7 +121,7 @@ fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prep
 fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    mut copied: Option<Prepared>,
+    copied: Option<Prepared>,
     others: &EngineLock,
 ) -> Result<Prepared, Errno> {
     /// Last process that has told an error, by the number of its forks and one.
@@ -141,9 +141,9 @@ fn ready_beside(
                     process::id()
                 );
             }
-            match &mut copied {
-                Some(copied) => copied.failed = Some(Instant::now()),
-                None => others.release(), // nothing waits by it
+            *failed() = Some(Instant::now());
+            if copied.is_none() {
+                others.release(); // nothing waits by it
             }
             *prepared = copied;
             Err(Errno::BUSY)
@@ -153,7 +153,7 @@ fn ready_beside(
 
 /// Runs an engine in this process.
 fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Result<Runtime, Errno> {
-    let Prepared { net, mut engine, interfaces, engine_lock, rings, metrics, .. } = ready;
+    let Prepared { net, mut engine, interfaces, engine_lock, rings, metrics } = ready;
     engine.enable_busy_poll();
     // The table of the first process of a program is empty.
     let slot = reserved.or_else(|| engine_lock.reserve()).ok_or(Errno::NODEV)?;

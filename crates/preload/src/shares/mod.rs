@@ -124,10 +124,28 @@ impl Shares {
 
     /// Serves an address, which it does not so far.
     pub(crate) fn join(&self, address: impl Into<DividedAddress>) {
-        let (Some(own), key) = (self.own(), self.key_of(address.into())) else { return };
+        self.enter_row(address.into(), |_, _| {});
+    }
+
+    /// Has a socket at an address that it does not use yet: it serves the address if no other process does.
+    pub(crate) fn join_idle(&self, address: DividedAddress) {
+        self.enter_row(address, |row, own| _ = self.table.idle(row).fetch_or(1 << own, SeqCst));
+    }
+
+    /// Serves an address beside the others that do, as it uses its socket.
+    pub(crate) fn begin_use(&self, address: DividedAddress) {
+        if let (Some(own), Some(row)) = (self.own(), self.row_of(address)) {
+            self.table.idle(row).fetch_and(!(1 << own), SeqCst);
+        }
+    }
+
+    /// Becomes a member of an address's row, after `before`.
+    fn enter_row(&self, address: DividedAddress, before: impl Fn(usize, usize)) {
+        let (Some(own), key) = (self.own(), self.key_of(address)) else { return };
         while let Some((row, is_free)) = self.table.row(key) {
             let place = self.table.key_of(row);
             if !is_free || place.compare_exchange(0, key, SeqCst, SeqCst).is_ok() {
+                before(row, own);
                 self.table.members(row).fetch_or(1 << own, SeqCst);
                 return;
             }
@@ -142,6 +160,7 @@ impl Shares {
         let Some(own) = self.own() else { return };
         if let Some(row) = self.row_of(address) {
             self.table.members(row).fetch_and(!(1 << own), SeqCst);
+            self.table.idle(row).fetch_and(!(1 << own), SeqCst);
         } else if self.rowless.fetch_sub(1, SeqCst) == 1 {
             self.table.0[ROWLESS].fetch_and(!(1 << own), SeqCst);
         }
@@ -192,9 +211,9 @@ impl Shares {
         }
         let mut needed = 0;
         for row in self.rows() {
-            let members = self.table.members(row).load(SeqCst);
+            let heirs = self.heirs(row);
             for bucket in 0..BUCKETS {
-                let is_own = self.owner(row, bucket).has(own) || heir(members, bucket) == Some(own);
+                let is_own = self.owner(row, bucket).has(own) || heir(heirs, bucket) == Some(own);
                 needed |= u64::from(is_own) << bucket;
             }
         }
@@ -251,7 +270,7 @@ impl Shares {
 
     /// Becomes the owner of all buckets that it is to own and that nobody has.
     pub(crate) fn take_free(&self) {
-        self.take(|owner, own| {
+        self.take(|owner, own, _| {
             (owner == Owner::default()).then_some(Owner { current: Some(own), before: None })
         });
     }
@@ -259,10 +278,12 @@ impl Shares {
     /// Becomes the owner of all buckets that it is to own, together with the owners before. Returns all that are
     /// shared so.
     pub(crate) fn take_shared(&self) -> Vec<Handover> {
-        self.take(|owner, own| {
+        self.take(|owner, own, idle| {
             // One handover at a time.
             let is_due = owner.current != Some(own) && owner.before.is_none();
-            is_due.then_some(Owner { current: Some(own), before: owner.current })
+            // One that does not use its socket gives the bucket up at once.
+            let before = owner.current.filter(|slot| idle & 1 << slot == 0);
+            is_due.then_some(Owner { current: Some(own), before })
         });
         let Some(own) = self.own() else { return Vec::new() };
         let all =
@@ -288,16 +309,27 @@ impl Shares {
     }
 
     /// Changes the owner of each bucket that this process is to own, as `change` says.
-    fn take(&self, change: impl Fn(Owner, usize) -> Option<Owner>) {
+    /// It is told which processes do not use their sockets.
+    fn take(&self, change: impl Fn(Owner, usize, u64) -> Option<Owner>) {
         let Some(own) = self.own() else { return };
         for row in self.rows() {
-            let members = self.table.members(row).load(SeqCst);
-            for bucket in (0..BUCKETS).filter(|bucket| heir(members, *bucket) == Some(own)) {
+            let (heirs, idle) = (self.heirs(row), self.table.idle(row).load(SeqCst));
+            for bucket in (0..BUCKETS).filter(|bucket| heir(heirs, *bucket) == Some(own)) {
                 let place = self.table.owner(row, bucket);
-                let changed = |word| change(Owner::of(word), own).map(Owner::word);
+                let changed = |word| change(Owner::of(word), own, idle).map(Owner::word);
                 // Ignored: there is nothing to change.
                 let _ = place.fetch_update(SeqCst, SeqCst, changed);
             }
+        }
+    }
+
+    /// Members of a row that are to own its buckets: those that use their sockets, if there are such.
+    fn heirs(&self, row: usize) -> u64 {
+        let (members, idle) = (self.table.members(row), self.table.idle(row));
+        let members = members.load(SeqCst);
+        match members & !idle.load(SeqCst) {
+            0 => members,
+            users => users,
         }
     }
 
@@ -375,7 +407,7 @@ impl Division for Shares {
         let owner = match self.row_of_datagrams(flow.ours) {
             Some(row) => {
                 let Owner { current, before } = self.owner(row, bucket);
-                before.or(current).or_else(|| heir(self.table.members(row).load(SeqCst), bucket))
+                before.or(current).or_else(|| heir(self.heirs(row), bucket))
             }
             // Of an address without a row each process that has a socket there takes all.
             None if self.is_rowless() => Some(own),

@@ -13,8 +13,9 @@ use crate::abi;
 /// Addresses of listeners that can be divided. Processes with a listener at another take its connections as they come:
 /// whoever claims one first.
 pub(super) const ROWS: usize = 256;
-/// Words of an address: its hash, a bit of each process that serves it, the owner of each bucket.
-pub(super) const ROW_WORDS: usize = 2 + BUCKETS;
+/// Words of an address: its hash, a bit of each process that serves it, and of those the ones that have not used their socket
+/// yet, the owner of each bucket.
+pub(super) const ROW_WORDS: usize = 3 + BUCKETS;
 
 /// Sets of flows by their hash, and flows of a set. Each flow may be in one of two sets.
 pub(super) const SETS: usize = 1 << 15;
@@ -74,8 +75,12 @@ impl SharedTable {
         &self.0[FIRST_ROW + row * ROW_WORDS + 1]
     }
 
+    pub(super) fn idle(self, row: usize) -> &'static AtomicU64 {
+        &self.0[FIRST_ROW + row * ROW_WORDS + 2]
+    }
+
     pub(super) fn owner(self, row: usize, bucket: usize) -> &'static AtomicU64 {
-        &self.0[FIRST_ROW + row * ROW_WORDS + 2 + bucket]
+        &self.0[FIRST_ROW + row * ROW_WORDS + 3 + bucket]
     }
 
     pub(super) fn key_of(self, row: usize) -> &'static AtomicU64 {
@@ -129,6 +134,7 @@ impl SharedTable {
         self.0[ROWLESS].fetch_and(!(1 << slot), SeqCst);
         for row in (0..ROWS).filter(|row| self.key_of(*row).load(SeqCst) != 0) {
             self.members(row).fetch_and(!(1 << slot), SeqCst);
+            self.idle(row).fetch_and(!(1 << slot), SeqCst);
             self.give_up(row, slot);
         }
         for place in &self.0[FIRST_SET..] {

@@ -1,16 +1,17 @@
 //! A UDP socket of the program that the library has taken over.
 
 pub(crate) mod groups; // multicast
+mod inherit; // sockets of the parent
 mod send;
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use arc_swap::ArcSwap;
-use forebay::net::{Datagrams, UdpSocket};
+use forebay::net::{Datagrams, SocketOptions, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::socket::shown;
 use forebay_sys::hidden::Hidden;
@@ -22,6 +23,7 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{getpeername, getsockname};
 
+pub(crate) use self::inherit::{adopt, are_some_unused, forked, keep_locks};
 use crate::ancillary::scoped;
 use crate::corked::Corked;
 use crate::datagram::{Message, ReceiveMode, SocketFamily};
@@ -30,7 +32,7 @@ use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
-use crate::runtime::{is_taken, running_for_datagrams};
+use crate::runtime::{Runtime, is_taken, running_for_datagrams};
 use crate::shares::DividedAddress;
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
@@ -44,6 +46,8 @@ pub(crate) struct Udp {
     /// The kernel's socket, never bound: it answers for all options.
     kernel: Hidden,
     udp: UdpSocket,
+    /// Address that the program has given.
+    bound_to: SocketAddr,
     is_ipv6: bool,
     v6_only: bool,
     settings: ArcSwap<Settings>,
@@ -57,6 +61,9 @@ pub(crate) struct Udp {
     origin: Origin,
     /// Part of this process in the datagrams of the address, if other processes may have some.
     membership: Option<Arc<Membership>>,
+    /// True once the program has waited for a datagram: of processes with a socket at one address those that do not are
+    /// left out.
+    is_used: AtomicBool,
 }
 
 /// Largest length that fits in the field of a header.
@@ -89,37 +96,53 @@ impl Udp {
         let of_program = || abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let v6_only = is_ipv6 && (is_v6_address || of_program());
         let runtime = running_for_datagrams()?;
-        let mut options = runtime.net.socket().v6_only(v6_only);
         abi::prepare_to_close();
-        if socket_reuseport(descriptor).unwrap_or(false) {
+        let kernel: Hidden = Hidden::duplicate(descriptor)?;
+        let of_kernel = (kernel, local, v6_only);
+        let socket = Self::open(runtime, of_kernel, |options| options.bind(local), &[number])?;
+        for option in lacking(socket.kernel()) {
+            report!("forebay: {option}, set for the socket of {local}, has no effect on it");
+        }
+        if is_v6_address {
+            abi::set_v6_only(socket.kernel());
+        }
+        table::insert(number, Arc::new(Socket::Udp(socket)));
+        Ok(Takeover::Ours)
+    }
+
+    /// Binds a socket of this process's engine with the options of the kernel's, and puts its descriptor at these numbers.
+    fn open(
+        runtime: &Runtime,
+        (kernel, bound_to, v6_only): (Hidden, SocketAddr, bool),
+        bind: impl FnOnce(SocketOptions) -> std::io::Result<UdpSocket>,
+        numbers: &[RawFd],
+    ) -> Result<Self, Errno> {
+        let mut options = runtime.net.socket().v6_only(v6_only);
+        if socket_reuseport(&kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
-        if socket_reuseaddr(descriptor).unwrap_or(false) {
+        if socket_reuseaddr(&kernel).unwrap_or(false) {
             options = options.reuse_address();
         }
         // Before `bind`, from which on datagrams come.
         let (setter, readiness) = readiness().map_err(|error| unconnected_errno(&error))?;
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
         fcntl_setfl(&readiness, OFlags::empty())?;
-        let udp = options.bind(local).map_err(|error| unconnected_errno(&error))?;
+        let udp = bind(options).map_err(|error| unconnected_errno(&error))?;
         udp.set_nonblocking(true);
-        for option in lacking(descriptor) {
-            report!("forebay: {option}, set for the socket of {local}, has no effect on it");
+        for &number in numbers {
+            let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
+            abi::replace(number, readiness.as_fd(), flags.contains(FdFlags::CLOEXEC))?;
+            // By the program's number, which signals name, and before a datagram makes it readable.
+            abi::with_number(number, |descriptor| abi::copy_signals(kernel.as_fd(), descriptor));
         }
-        let kernel: Hidden = Hidden::duplicate(descriptor)?;
-        if is_v6_address {
-            abi::set_v6_only(kernel.as_fd());
-        }
-        let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
-        abi::replace(number, readiness.as_fd(), is_cloexec)?;
-        // By the program's number, which signals name, and before a datagram makes it readable.
-        abi::copy_signals(kernel.as_fd(), descriptor);
         udp.descriptor_from(|| Ok((setter, readiness)))
             .map_err(|error| unconnected_errno(&error))?;
         let socket = Self {
+            is_ipv6: abi::is_ipv6(kernel.as_fd()),
             kernel,
             udp,
-            is_ipv6,
+            bound_to,
             v6_only,
             settings: ArcSwap::default(),
             ended: AtomicU8::new(0),
@@ -127,14 +150,15 @@ impl Udp {
             corked: Corked::default(),
             origin: Origin::here(),
             membership: runtime.membership.clone(),
+            is_used: AtomicBool::new(false),
         };
-        let join = |at| socket.membership.iter().for_each(|membership| membership.join(at));
+        Self::count();
+        let join = |at| socket.membership.iter().for_each(|membership| membership.join_idle(at));
         socket.divided().for_each(join);
         socket.adopt_settings();
         socket.adopt_cork();
         socket.adopt_groups();
-        table::insert(number, Arc::new(Socket::Udp(socket)));
-        Ok(Takeover::Ours)
+        Ok(socket)
     }
 
     /// The kernel's socket, for calls that it answers for us.
@@ -343,6 +367,7 @@ impl Udp {
         mut each: impl FnMut(usize, &Message<'_>),
     ) -> Result<usize, Errno> {
         self.check()?;
+        self.begin_use();
         if mode.peek {
             let peeked = self.peek(mode, |message| each(0, message))?;
             return Ok(peeked.map_or(0, |()| 1));
@@ -376,6 +401,7 @@ impl Udp {
     /// Length of the next datagram, or 0 (`FIONREAD`).
     pub(crate) fn next_len(&self) -> Result<usize, Errno> {
         self.check()?;
+        self.begin_use();
         let mut len = 0;
         let mode = ReceiveMode { dont_wait: true, peek: true };
         match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {
@@ -417,6 +443,7 @@ impl Udp {
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
         if self.origin.may_close_copy() {
+            Self::count_closed(false);
             abi::close_forgotten(self.kernel());
             self.udp.reserved().into_iter().for_each(abi::close_forgotten);
         }
@@ -428,7 +455,7 @@ impl Udp {
 
     /// Addresses as the engine has them: a socket of IPv6 may take IPv4, too.
     fn divided(&self) -> impl Iterator<Item = DividedAddress> + use<> {
-        let (ip, port) = (self.local().ip().to_canonical(), self.local().port());
+        let (ip, port) = (self.bound_to.ip().to_canonical(), self.bound_to.port());
         let has_both = self.is_ipv6 && !self.v6_only && ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         let any: IpAddr = Ipv4Addr::UNSPECIFIED.into();
         let ips = std::iter::once(ip).chain(has_both.then_some(any));
@@ -463,6 +490,7 @@ fn is_bound(descriptor: BorrowedFd<'_>) -> bool {
 
 impl Drop for Udp {
     fn drop(&mut self) {
+        Self::count_closed(*self.is_used.get_mut());
         if let Some(membership) = &self.membership {
             self.divided().filter(|at| membership.close(*at)).for_each(|at| membership.abandon(at));
         }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::{Hosts, NEAR, preloaded};
 
-/// Has three processes that bind one address each (`SO_REUSEPORT`) and answer each datagram with their number. Ends one of
-/// them, as it is told: `close` its socket, or kill it; `open` has it bind anew.
-const SERVERS: &str = "
+/// Three processes that answer each datagram with their number. One that is told to closes its socket, and binds anew once it is
+/// to `open` it. The parent kills one, as it is told.
+const CHILDREN: &str = "
 import os, signal, socket, sys
 
 def bind():
@@ -18,8 +18,7 @@ def bind():
     it.bind(('::', 7))
     return it
 
-def serve(number, orders):
-    it = bind()
+def serve(number, orders, it):
     os.write(said[1], b'+')
     while True:
         data, peer = it.recvfrom(100)
@@ -32,31 +31,47 @@ def serve(number, orders):
         else:
             it.sendto(b'%d' % number, peer)
 
-said = os.pipe()
-children = []
-for number in range(3):
-    orders = os.pipe()
-    process = os.fork()
-    if process == 0:
-        serve(number, orders[0])
-    children.append((process, orders[1]))
-    os.read(said[0], 1)
-print('bound', flush=True)
-for line in sys.stdin:
-    order, number = line.split()
-    process, orders = children[int(number)]
-    if order == 'kill':
+def run(socket):
+    children = []
+    for number in range(3):
+        orders = os.pipe()
+        process = os.fork()
+        if process == 0:
+            serve(number, orders[0], socket())
+        children.append((process, orders[1]))
+        os.read(said[0], 1)
+    print('bound', flush=True)
+    for line in sys.stdin:
+        order, number = line.split()
+        process, orders = children[int(number)]
+        if order == 'kill':
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            children[int(number)] = None
+        elif order == 'closed':
+            os.read(said[0], 1)
+        elif order == 'open':
+            os.write(orders, b'x')
+            os.read(said[0], 1)
+        print(order, flush=True)
+    for process, _ in filter(None, children):
         os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        children[int(number)] = None
-    elif order == 'closed':
-        os.read(said[0], 1)
-    elif order == 'open':
-        os.write(orders, b'x')
-        os.read(said[0], 1)
-    print(order, flush=True)
-for process, _ in filter(None, children):
-    os.kill(process, signal.SIGKILL)
+
+said = os.pipe()
+";
+
+/// Each process binds a socket of its own (`SO_REUSEPORT`).
+const OWN: &str = "run(bind)";
+
+/// The parent binds one socket, which all have. Each child gives up its capabilities before it uses the socket.
+const INHERITED: &str = "
+shared = bind()
+def without_capabilities():
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+    return shared
+run(without_capabilities)
 ";
 
 /// Flows that ask, each from a port of its own.
@@ -128,9 +143,9 @@ fn settle(flows: &[UdpSocket], of: &[u8]) -> Vec<u8> {
     }
 }
 
-pub(crate) fn are_divided() {
-    let hosts = Hosts::new();
-    let flows: Vec<UdpSocket> = hosts.far.run(|| {
+/// Flows of the far host, each from a port of its own.
+fn flows(hosts: &Hosts) -> Vec<UdpSocket> {
+    hosts.far.run(|| {
         let flow = |_| {
             let flow = UdpSocket::bind("10.9.0.2:0").unwrap();
             flow.connect(NEAR).unwrap();
@@ -138,25 +153,47 @@ pub(crate) fn are_divided() {
             flow
         };
         (0..FLOWS).map(flow).collect()
-    });
+    })
+}
+
+/// Runs the program of servers, which `orders` directs.
+fn direct(hosts: &Hosts, program: &str, orders: impl FnOnce(&mut Servers<'_>)) {
     let config = "via=af_packet take=udp:7 spin=auto dev=exa";
-    let mut program = Command::new("python3");
-    let program = preloaded(program.args(["-c", SERVERS]), config);
-    let program = program.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = hosts.near.run(|| program.spawn().unwrap());
+    let mut command = Command::new("python3");
+    let command = preloaded(command.args(["-c", program]), config);
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = hosts.near.run(|| command.spawn().unwrap());
     let answers = Box::new(BufReader::new(child.stdout.take().unwrap()));
     let mut servers = Servers { orders: child.stdin.take().unwrap(), answers };
     servers.await_line("bound");
-
-    settle(&flows, &[0, 1, 2]);
-    servers.order("kill 1");
-    let served = settle(&flows, &[0, 2]);
-    let of_2 = served.iter().position(|server| *server == 2).unwrap();
-    flows[of_2].send(b"close").unwrap();
-    servers.order("closed 2");
-    settle(&flows, &[0]);
-    servers.order("open 2");
-    settle(&flows, &[0, 2]);
+    orders(&mut servers);
     drop(servers);
     assert!(child.wait().unwrap().success());
+}
+
+pub(crate) fn are_divided() {
+    let hosts = Hosts::new();
+    let flows = flows(&hosts);
+    direct(&hosts, &(CHILDREN.to_owned() + OWN), |servers| {
+        settle(&flows, &[0, 1, 2]);
+        servers.order("kill 1");
+        let served = settle(&flows, &[0, 2]);
+        let of_2 = served.iter().position(|server| *server == 2).unwrap();
+        flows[of_2].send(b"close").unwrap();
+        servers.order("closed 2");
+        settle(&flows, &[0]);
+        servers.order("open 2");
+        settle(&flows, &[0, 2]);
+    });
+}
+
+/// The parent binds, and waits for no datagram: its children, which have no capabilities, have all.
+pub(crate) fn are_the_childrens() {
+    let hosts = Hosts::new();
+    let flows = flows(&hosts);
+    direct(&hosts, &(CHILDREN.to_owned() + INHERITED), |servers| {
+        settle(&flows, &[0, 1, 2]);
+        servers.order("kill 1");
+        settle(&flows, &[0, 2]);
+    });
 }

@@ -93,6 +93,7 @@ fn main() {
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
         ("exe_5_udp_over_af_xdp_is_of_one", forks::udp_is_of_one),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
+        ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
     libtest_mimic::run(&arguments, trials).exit();
