@@ -32,7 +32,8 @@ use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{
-    StillWaits, excluding, is_in_parents_memory, is_running, is_taken, prepare, running, when_free,
+    StillWaits, excluding, is_in_parents_memory, is_taken, is_used, note_use, prepare, running,
+    when_free,
 };
 use crate::socket::{Socket, Takeover};
 use crate::start_error::GRANT;
@@ -164,7 +165,7 @@ impl Listener {
         UNSERVED.fetch_add(1, Ordering::Relaxed);
         let socket = Arc::new(Socket::Listener(listener));
         table::insert(number, Arc::clone(&socket));
-        if let (true, Socket::Listener(listener)) = (is_running(), &*socket)
+        if let (true, Socket::Listener(listener)) = (is_used(), &*socket)
             && let Err(error) = listener.serve(&socket)
         {
             table::remove(number).into_iter().for_each(Socket::let_go);
@@ -302,6 +303,7 @@ impl Listener {
             }
             runtime => runtime?,
         };
+        note_use();
         let mut options = runtime.net.socket().v6_only(self.v6_only);
         if socket_reuseport(&self.inherited.kernel).unwrap_or(false) {
             options = options.reuse_port();

@@ -63,6 +63,9 @@ static FAILED: Mutex<Option<Instant>> = Mutex::new(None);
 static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
+/// True once this process has used a socket: before, its children may be to use them.
+static IS_USED: AtomicBool = AtomicBool::new(false);
+
 /// Process that this memory belongs to. A child of `vfork` has another number, and uses its parent's memory.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
@@ -105,6 +108,7 @@ pub(crate) fn loaded() {
 /// Counts a fork, in the child, which has memory of its own.
 pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    IS_USED.store(false, Ordering::Relaxed);
     loaded();
 }
 
@@ -256,6 +260,16 @@ fn own() -> Option<&'static Runtime> {
 /// True if this process runs an engine.
 pub(crate) fn is_running() -> bool {
     RUNNING.get(forks()).and_then(OnceLock::get).is_some_and(Result::is_ok)
+}
+
+/// Notes that this process uses a socket.
+pub(crate) fn note_use() {
+    IS_USED.store(true, Ordering::Relaxed);
+}
+
+/// True if this process runs an engine for sockets that it uses itself.
+pub(crate) fn is_used() -> bool {
+    IS_USED.load(Ordering::Relaxed) && is_running()
 }
 
 /// Engine of this process, which is run from the first call on.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::getpeername;
 
 use super::Udp;
-use crate::runtime::{may_be_beside, running};
+use crate::runtime::{may_be_beside, note_use, running};
 use crate::socket::Socket;
 use crate::{fork_locks, table};
 
@@ -80,6 +80,7 @@ impl Udp {
             return;
         }
         UNUSED.fetch_sub(1, Ordering::Relaxed);
+        note_use();
         if let Some(membership) = &self.membership {
             self.divided().for_each(|at| membership.begin_use(at));
         }
