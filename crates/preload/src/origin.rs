@@ -33,21 +33,23 @@ impl Origin {
         !self.has_closed_copy.swap(true, Ordering::Relaxed)
     }
 
-    /// Refuses a call of a child. Says once what was `made` and what to `do_instead`.
+    /// Refuses a call of a child, as [`refuse`](Self::refuse).
     ///
     /// # Errors
     /// `EBADF` in a child of that process.
     pub(crate) fn check(&self, made: &str, do_instead: &str) -> Result<(), Errno> {
-        if !self.is_parent() {
-            return Ok(());
-        }
+        if self.is_parent() { Err(self.refuse(made, do_instead)) } else { Ok(()) }
+    }
+
+    /// Says once what was `made` and what to `do_instead`. Returns the error of the call.
+    pub(crate) fn refuse(&self, made: &str, do_instead: &str) -> Errno {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             report!(
                 "forebay: {made} before a fork and is used by the child, which does not work: let the program \
                  {do_instead}, or use a TUN device (forebay run --to tun:)"
             );
         }
-        Err(Errno::BADF)
+        Errno::BADF
     }
 }
 

@@ -447,7 +447,7 @@ mod tests {
         let datagram = Transmit::new(&[7; 100], neighbour(0));
         socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
         assert_eq!(rings.load(Ordering::Relaxed), 1);
-        let mut stack = stacks(&state, vec![None]).remove(0);
+        let mut stack = stacks(&state, vec![None], None).remove(0);
         assert!(stack.sleep_max_ns().is_some());
         state.end();
         assert_eq!(stack.sleep_max_ns(), None);

@@ -48,7 +48,7 @@ fn serve(fd: c_int) {
     let Some(socket) = table::find_usable(fd) else { return };
     match &*socket {
         Socket::Listener(listener) => drop(listener.serve(socket.shared())),
-        Socket::Udp(udp) if !udp.is_of_parent() => udp.begin_use(),
+        Socket::Udp(udp) if !udp.is_of_parent() => drop(udp.begin_use()),
         Socket::Udp(_) | Socket::Stream(_) => {}
     }
 }

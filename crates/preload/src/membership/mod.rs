@@ -197,6 +197,12 @@ impl Membership {
         self.engine_lock.notify_change();
     }
 
+    /// True if another process uses a UDP socket at an address.
+    pub(crate) fn has_other_users(&self, address: DividedAddress) -> bool {
+        self.engine_lock.evict_dead();
+        self.engine_lock.shares().has_other_users(address)
+    }
+
     fn join_by(&self, address: DividedAddress, join: impl Fn(&Shares, DividedAddress)) {
         let mut state = self.state();
         let count = state.served.entry(address).or_default();

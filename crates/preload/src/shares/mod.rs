@@ -139,6 +139,15 @@ impl Shares {
         }
     }
 
+    /// True if another process uses a socket at an address.
+    pub(crate) fn has_other_users(&self, address: DividedAddress) -> bool {
+        let own = self.own().map_or(0, |own| 1 << own);
+        self.row_of(address).is_some_and(|row| {
+            let idle = self.table.idle(row).load(SeqCst);
+            self.table.members(row).load(SeqCst) & !idle & !own != 0
+        })
+    }
+
     /// Becomes a member of an address's row, after `before`.
     fn enter_row(&self, address: DividedAddress, before: impl Fn(usize, usize)) {
         let (Some(own), key) = (self.own(), self.key_of(address)) else { return };

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::getpeername;
 
 use super::Udp;
+use crate::membership::Membership;
 use crate::runtime::{may_be_beside, note_use, running};
 use crate::socket::Socket;
 use crate::{fork_locks, table};
@@ -58,12 +59,13 @@ impl Udp {
         let runtime = running()?;
         let kept = self.reserved().map(Hidden::duplicate).transpose()?;
         let peer = self.reserved().and_then(peer_of);
-        let own = Self::open(
+        let mut own = Self::open(
             runtime,
             (Hidden::duplicate(self.kernel())?, self.bound_to, self.v6_only),
             |options| options.bind_reserved(self.bound_to, kept),
             &numbers,
         )?;
+        own.was_used = self.is_used.load(Ordering::Relaxed) || self.was_used;
         own.ended.store(self.ended.load(Ordering::Acquire), Ordering::Release);
         if let Some(peer) = peer {
             own.connect(peer)?;
@@ -75,15 +77,31 @@ impl Udp {
     }
 
     /// Takes a part of the datagrams to the address, as the program waits for one.
-    pub(crate) fn begin_use(&self) {
-        if self.is_used.load(Ordering::Relaxed) || self.is_used.swap(true, Ordering::Relaxed) {
-            return;
+    ///
+    /// # Errors
+    /// `EBADF` as long as the parent, or another child of it, receives by the socket, as it did when this process was forked:
+    /// what has come is in its queue.
+    pub(crate) fn begin_use(&self) -> Result<(), Errno> {
+        if self.is_used.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let has_others =
+            |membership: &Arc<Membership>| self.divided().any(|at| membership.has_other_users(at));
+        if self.was_used && self.membership.as_ref().is_some_and(has_others) {
+            return Err(self.origin.refuse(
+                "a UDP socket was read",
+                "read it in one process, or bind one in each (SO_REUSEPORT)",
+            ));
+        }
+        if self.is_used.swap(true, Ordering::Relaxed) {
+            return Ok(());
         }
         UNUSED.fetch_sub(1, Ordering::Relaxed);
         note_use();
         if let Some(membership) = &self.membership {
             self.divided().for_each(|at| membership.begin_use(at));
         }
+        Ok(())
     }
 
     /// Counts a socket that is opened.

@@ -64,6 +64,8 @@ pub(crate) struct Udp {
     /// True once the program has waited for a datagram: of processes with a socket at one address those that do not are
     /// left out.
     is_used: AtomicBool,
+    /// True of a copy of a socket that the parent had used.
+    was_used: bool,
 }
 
 /// Largest length that fits in the field of a header.
@@ -151,6 +153,7 @@ impl Udp {
             origin: Origin::here(),
             membership: runtime.membership.clone(),
             is_used: AtomicBool::new(false),
+            was_used: false,
         };
         Self::count();
         let join = |at| socket.membership.iter().for_each(|membership| membership.join_idle(at));
@@ -367,7 +370,7 @@ impl Udp {
         mut each: impl FnMut(usize, &Message<'_>),
     ) -> Result<usize, Errno> {
         self.check()?;
-        self.begin_use();
+        self.begin_use()?;
         if mode.peek {
             let peeked = self.peek(mode, |message| each(0, message))?;
             return Ok(peeked.map_or(0, |()| 1));
@@ -401,7 +404,7 @@ impl Udp {
     /// Length of the next datagram, or 0 (`FIONREAD`).
     pub(crate) fn next_len(&self) -> Result<usize, Errno> {
         self.check()?;
-        self.begin_use();
+        self.begin_use()?;
         let mut len = 0;
         let mode = ReceiveMode { dont_wait: true, peek: true };
         match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {

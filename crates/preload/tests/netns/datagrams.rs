@@ -197,3 +197,30 @@ pub(crate) fn are_the_childrens() {
         settle(&flows, &[0, 2]);
     });
 }
+
+/// Receives, and forks a child that sends by the socket, and would receive, too.
+const SENDS: &str = "
+import errno, os, socket
+it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+it.bind(('10.9.0.1', 7))
+it.sendto(b'of the parent', ('10.9.0.2', 9))
+print(it.recv(100).decode(), flush=True)
+if os.fork() == 0:
+    it.sendto(b'of the child', ('10.9.0.2', 9))
+    try:
+        it.recv(100)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+    os._exit(0)
+os.wait()
+print(it.recv(100).decode())
+";
+
+pub(crate) fn child_sends() {
+    let hosts = Hosts::with_echo();
+    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+    let mut program = Command::new("python3");
+    let (lines, told) = hosts.lines_and_errors(program.args(["-c", SENDS]), Some(config));
+    assert_eq!(lines, ["of the parent", "EBADF", "of the child"]);
+    assert!(told.contains("a UDP socket was read before a fork"), "{told}");
+}

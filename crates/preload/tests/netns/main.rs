@@ -94,6 +94,7 @@ fn main() {
         ("exe_5_udp_over_af_xdp_is_of_one", forks::udp_is_of_one),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
+        ("exe_8_child_sends_by_parents_socket", datagrams::child_sends),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
     libtest_mimic::run(&arguments, trials).exit();
