@@ -55,9 +55,9 @@ pub(crate) struct Shares {
 /// Address that processes divide.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum DividedAddress {
-    /// Its new connections, among the processes that have a listener there.
+    /// New connections to it, among the processes that have a listener there.
     OfListeners(SocketAddr),
-    /// Its datagrams, among the processes that have a UDP socket there.
+    /// Datagrams to it, among the processes that have a UDP socket there.
     OfDatagrams(SocketAddr),
 }
 

@@ -318,3 +318,77 @@ fn exe_8_flow_without_room_stays_told() {
     of.clear_marks_except(0, 0);
     assert_eq!(word.load(SeqCst), bit);
 }
+
+const ADDRESSES: [&str; 2] = ["0.0.0.0:80", LISTENER];
+
+/// Processes that take the datagrams of each flow.
+fn takers(of: &[Shares]) -> Vec<Vec<usize>> {
+    let takers = |port| {
+        let takes = |process: &usize| of[*process].takes_datagrams(&flow(port));
+        (0..of.len()).filter(takes).collect()
+    };
+    (1..500).map(takers).collect()
+}
+
+fn each_has_one(of: &[Shares]) {
+    let takers = takers(of);
+    assert!(takers.iter().all(|takers| takers.len() == 1), "{takers:?}");
+}
+
+fn join_datagrams(process: &Shares, address: &str) {
+    let address = DividedAddress::OfDatagrams(address.parse().unwrap());
+    process.join_idle(address);
+    process.take_free();
+    process.begin_use(address);
+}
+
+#[test]
+fn exe_8_datagram_has_one_taker() {
+    for at in ADDRESSES {
+        let table = table();
+        let of: Vec<_> = (0..3).map(|slot| process(table, slot)).collect();
+        each_has_one(&of); // whose the answer is that nobody has a socket there
+        for process in &of {
+            join_datagrams(process, at);
+            each_has_one(&of);
+            for other in &of {
+                let handovers = other.take_shared();
+                each_has_one(&of);
+                handovers.into_iter().for_each(|handover| other.complete(handover));
+                each_has_one(&of);
+            }
+        }
+        let of_each = |process| takers(&of).iter().filter(|takers| **takers == [process]).count();
+        assert!((0..3).all(|process| of_each(process) > 100), "each has a part");
+    }
+}
+
+#[test]
+fn exe_8_specific_address_has_its_datagrams() {
+    let table = table();
+    let of: Vec<_> = (0..2).map(|slot| process(table, slot)).collect();
+    for (process, at) in of.iter().zip(ADDRESSES) {
+        join_datagrams(process, at);
+    }
+    assert!(takers(&of).iter().all(|takers| takers == &[1]));
+    of[1].leave(DividedAddress::OfDatagrams(LISTENER.parse().unwrap()));
+    assert!(takers(&of).iter().all(|takers| takers == &[0]));
+}
+
+#[test]
+fn exe_8_idle_socket_gets_no_datagrams() {
+    let table = table();
+    let of: Vec<_> = (0..2).map(|slot| process(table, slot)).collect();
+    let address = DividedAddress::OfDatagrams(LISTENER.parse().unwrap());
+    of[0].join_idle(address);
+    of[0].take_free();
+    assert!(takers(&of).iter().all(|takers| takers == &[0]), "nobody else has a socket");
+    join_datagrams(&of[1], LISTENER);
+    assert!(of[1].take_shared().is_empty(), "taken over at once");
+    assert!(takers(&of).iter().all(|takers| takers == &[1]));
+    assert_eq!(of[0].needed(), 0);
+    assert!(of[0].has_other_users(address));
+    table.clear(1);
+    of[0].take_free();
+    assert!(takers(&of[..1]).iter().all(|takers| takers == &[0]), "the other has ended");
+}

@@ -91,7 +91,7 @@ fn main() {
         ("exe_5_second_process_is_told_why", forks::second_is_told),
         ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
-        ("exe_5_udp_over_af_xdp_is_of_one", forks::udp_is_of_one),
+        ("exe_5_childs_bind_depends_on_backend", forks::udp_is_of_one),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
         ("exe_8_child_sends_by_parents_socket", datagrams::child_sends),
