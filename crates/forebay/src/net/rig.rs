@@ -4,9 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Barrier, Mutex};
 
 use arc_swap::ArcSwap;
+use etherparse::{PacketBuilderStep, UdpHeader};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_engine::Flows;
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Link, Verify, parse};
 use forebay_rx::sink::{Sink, SinkCounters, SinkError};
 use forebay_rx::{CpuId, Packet};
 use forebay_stack::network::{Identity, Prefix};
@@ -94,6 +97,22 @@ pub(super) fn pool(chunks: u32) -> Pool {
     let share = vec![ChunkClass { chunk_bytes: 2048, chunks }];
     let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
     carve(region, &[share]).unwrap().remove(0)
+}
+
+/// A datagram of three bytes.
+pub(super) fn received(
+    pool: &mut Pool,
+    link: Link,
+    builder: PacketBuilderStep<UdpHeader>,
+) -> Packet {
+    let mut bytes = Vec::new();
+    builder.write(&mut bytes, &[7; 3]).unwrap();
+    let len_bytes = u32::try_from(bytes.len()).unwrap();
+    let mut frame = pool.allocate(len_bytes).unwrap();
+    frame.copy_from(&bytes);
+    let mut packet = Packet::received(frame, Arrival(1), len_bytes, link);
+    packet.headers = parse(&bytes, len_bytes, link, Verify::Checksums);
+    packet
 }
 
 /// Sink that records what it sends, and is told by a barrier when its first call begins and may end.
