@@ -12,6 +12,8 @@ use crate::Hosts;
 
 const NEAR: ([u8; 4], u16) = ([10, 9, 0, 1], 7);
 const FAR: ([u8; 4], u16) = ([10, 9, 0, 2], 80);
+/// Address of which no answer comes.
+const NOBODY: ([u8; 4], u16) = ([10, 9, 0, 3], 80);
 
 impl Hosts {
     fn listener(&self, runtime: &tokio::runtime::Runtime) -> TcpListener {
@@ -101,5 +103,23 @@ pub(crate) fn calls() {
         stream.shutdown().await.unwrap();
     });
     drop((runtime, net));
+    hosts.end();
+}
+
+/// A task that waits for its connection to open is told when the engine ends.
+pub(crate) fn ended() {
+    let hosts = Hosts::new(Via::AfPacket);
+    hosts.near.command("ip neigh replace 10.9.0.3 lladdr 02:00:00:00:00:03 dev tka nud permanent");
+    let runtime = hosts.runtime();
+    let net = hosts.net.clone();
+    let connect = async move { TcpStream::connect(&net, SocketAddr::from(NOBODY)).await.map(drop) };
+    let waiting = runtime.spawn(connect);
+    while hosts.net.flow_count() == 0 {
+        thread::yield_now();
+    }
+    hosts.stopper.stop();
+    let error = runtime.block_on(waiting).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    drop(runtime);
     hosts.end();
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::is_cpu;
+use forebay_stack::tcp::TcpError;
 
 use super::super::options::Timeout;
 use super::super::shared::NetState;
@@ -44,6 +45,16 @@ pub(super) fn wait_for<T>(
         let waiting = shared.begin_wait();
         if !waiting.has_found {
             wait.sleep(seen, deadline.left()?);
+        }
+    }
+}
+
+impl NetState {
+    /// Error of a call: `BrokenPipe` if the run has ended, and its sockets with it.
+    pub(super) fn tcp_failure(&self, error: TcpError) -> io::Error {
+        match error {
+            TcpError::NoSocket if self.has_ended() => io::ErrorKind::BrokenPipe.into(),
+            error => error.into(),
         }
     }
 }

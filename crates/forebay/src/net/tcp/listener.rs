@@ -204,10 +204,7 @@ impl TcpListener {
                 }
                 tcp.set_fast_open(socket, options)
             });
-            changed.map_err(|error| match error {
-                TcpError::NoSocket if shared.has_ended() => io::ErrorKind::BrokenPipe.into(),
-                error => error.into(),
-            })
+            changed.map_err(|error| shared.tcp_failure(error))
         })
     }
 

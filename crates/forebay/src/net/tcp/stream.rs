@@ -315,10 +315,10 @@ impl TcpStream {
     /// Takes the error that waits (`SO_ERROR`).
     ///
     /// # Errors
-    /// If the connection has ended.
+    /// `BrokenPipe` once the run has ended; `NotConnected` if only the connection has.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let error = self.0.call(|tcp, _| tcp.take_error(self.0.place.socket))?;
-        Ok(error.map(io::Error::from))
+        let error = self.0.call(|tcp, _| tcp.take_error(self.0.place.socket));
+        Ok(error.map_err(|error| self.0.shared.tcp_failure(error))?.map(io::Error::from))
     }
 
     /// Sets whether calls return `WouldBlock` instead of waiting.
@@ -461,10 +461,7 @@ impl StreamState {
                     Ok(Err(seen))
                 }
                 Err(TcpError::WouldBlock | TcpError::InProgress) => Ok(Err(seen)),
-                Err(TcpError::NoSocket) if self.shared.has_ended() => {
-                    Err(io::ErrorKind::BrokenPipe.into())
-                }
-                Err(error) => Err(error.into()),
+                Err(error) => Err(self.shared.tcp_failure(error)),
             }
         })
     }
