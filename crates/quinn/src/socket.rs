@@ -82,9 +82,10 @@ impl Socket {
         if stride == 0 {
             stride = len;
         }
-        let source = datagram.source();
+        let mut addr = datagram.source();
+        addr.set_ip(self.shown(addr.ip()));
         RecvMeta {
-            addr: SocketAddr::new(self.shown(source.ip()), source.port()),
+            addr,
             len,
             stride,
             ecn: EcnCodepoint::from_bits(datagram.ecn()),

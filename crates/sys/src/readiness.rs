@@ -143,6 +143,10 @@ fn has_hung_up(socket: &Hidden) -> bool {
 }
 
 /// Writes to an end. True if the other one has as many bytes unread as others permit.
+///
+/// Other failures (`NOBUFS`) are lack of memory for one small buffer. For that the kernel waits, and ends a process if it must:
+/// only in a memory cgroup where it may end none (`memory.oom_control`, `oom_score_adj`) is a program not notified. The state
+/// stays unset then, so that the next call for the socket tells it.
 fn write_some(socket: &Hidden, bytes: &[u8]) -> bool {
     let sent = send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     sent.is_ok() || sent == Err(Errno::AGAIN)

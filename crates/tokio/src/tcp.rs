@@ -53,9 +53,10 @@ impl TcpListener {
     /// Takes a connection, and its peer's address.
     ///
     /// # Errors
-    /// As [`forebay::net::TcpListener::accept`]; if no descriptors are left.
+    /// As [`forebay::net::TcpListener::accept_with_descriptor`]: if no descriptors are left, the connection waits for the
+    /// next call.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let accept = |listener: &forebay::net::TcpListener| listener.accept();
+        let accept = forebay::net::TcpListener::accept_with_descriptor;
         let (stream, peer) = self.0.async_io(Interest::READABLE, accept).await?;
         Ok((TcpStream::new(stream)?, peer))
     }
@@ -67,7 +68,10 @@ impl TcpListener {
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
         loop {
             let mut guard = ready!(self.0.poll_read_ready(cx))?;
-            if let Ok(accepted) = guard.try_io(|listener| listener.get_ref().accept()) {
+            let accept = |listener: &AsyncFd<forebay::net::TcpListener>| {
+                listener.get_ref().accept_with_descriptor()
+            };
+            if let Ok(accepted) = guard.try_io(accept) {
                 return Poll::Ready(
                     accepted.and_then(|(stream, peer)| Ok((TcpStream::new(stream)?, peer))),
                 );
@@ -97,7 +101,7 @@ impl TcpStream {
     }
 
     async fn connect_to(net: &Net, to: SocketAddr) -> io::Result<Self> {
-        let stream = Self::new(forebay::net::TcpStream::begin_connect(net, to)?)?;
+        let stream = Self::new(forebay::net::TcpStream::begin_connect_with_descriptor(net, to)?)?;
         stream.0.writable().await?.retain_ready();
         match stream.inner().take_error()? {
             Some(error) => Err(error),

@@ -226,7 +226,7 @@ fn joined(packet: &Packet) -> Box<[u8]> {
 #[derive(Default)]
 pub struct Datagrams {
     pub(super) datagrams: Vec<Datagram>,
-    /// Socket that the datagrams were read from.
+    /// Socket that the datagrams were read from; `None` without datagrams, so that the socket can be closed.
     pub(super) of: Option<Arc<Endpoint>>,
     /// `truesize` of the datagrams already answered.
     pub(super) gone_bytes: u32,
@@ -296,5 +296,52 @@ impl Drop for Datagrams {
 impl fmt::Debug for Datagrams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(&self.datagrams).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use etherparse::PacketBuilder;
+    use forebay_rx::delivery::Batch;
+    use forebay_rx::parse::Link;
+    use forebay_rx::{CpuId, Handler, RxQueue};
+
+    use super::super::rig::{Recording, host, own_address, pool, received};
+    use super::super::{Net, NetConfig, stacks};
+    use super::*;
+
+    /// A batch whose datagrams are all gone does not keep a closed socket at its port.
+    #[test]
+    fn udp_11_empty_batch_holds_no_socket() {
+        let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+        let mut stack = stacks(&state, vec![None]).remove(0);
+        let (net, local) = (Net(state), SocketAddr::new(own_address(0), 53));
+        let mut batch = Datagrams::new();
+        let bind = || {
+            let socket = net.bind(local).expect("the port is free");
+            socket.set_nonblocking(true);
+            socket
+        };
+        let socket = bind();
+        assert_eq!(socket.try_recv_batch(&mut batch, 64), 0);
+        drop(socket);
+        let socket = bind();
+        let error = socket.recv_batch(&mut batch, 64).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        drop(socket);
+        let socket = bind();
+        let mut pool = pool(1);
+        let builder = PacketBuilder::ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64).udp(4000, 53);
+        let mut packets = vec![received(&mut pool, Link::Ip, builder)];
+        let (cpu, rx_queue, packets) = (CpuId(0), RxQueue(0), &mut packets);
+        stack.handle(&mut Batch { cpu, rx_queue, packets, notes: &[], pool: &mut pool });
+        assert_eq!(socket.recv_batch(&mut batch, 64).unwrap(), 1);
+        batch.iter_mut().for_each(|datagram| datagram.reply(&[8; 3]).unwrap());
+        assert_eq!(socket.send_replies(&mut batch).unwrap(), 1);
+        assert_eq!(socket.counts().rmem, 0, "what is answered is not charged");
+        drop(socket);
+        drop(bind());
     }
 }

@@ -213,8 +213,9 @@ impl Endpoint {
         shown(address, self.bound.is_ipv6())
     }
 
+    /// Takes up to `max` datagrams into an empty batch, which stays empty if there are none.
     pub(super) fn take_batch(
-        &self,
+        self: &Arc<Self>,
         reader: &mut SocketReader,
         batch: &mut Datagrams,
         max: usize,
@@ -229,6 +230,7 @@ impl Endpoint {
         if count == 0 {
             return None;
         }
+        batch.of = Some(Arc::clone(self));
         if self.options.is_followed.load(Ordering::Relaxed) {
             let flows = datagrams.iter().map(|datagram| datagram.packet.hash);
             self.read_here(flows);

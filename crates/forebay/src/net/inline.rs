@@ -28,7 +28,7 @@ impl UdpSocket {
         batch: &mut Datagrams,
         max: usize,
     ) -> usize {
-        self.begin(batch);
+        batch.clear();
         if max == 0 {
             return 0;
         }

@@ -1,12 +1,18 @@
 //! A host over the sinks of a test, without devices or an engine.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use etherparse::{PacketBuilderStep, UdpHeader};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
-use forebay_engine::Flows;
+use forebay_engine::{BusyPoll, Flows};
+use forebay_rx::packet::Arrival;
+use forebay_rx::parse::{Link, Verify, parse};
 use forebay_rx::sink::{Sink, SinkCounters, SinkError};
 use forebay_rx::{CpuId, Packet};
 use forebay_stack::network::{Identity, Prefix};
@@ -94,6 +100,49 @@ pub(super) fn pool(chunks: u32) -> Pool {
     let share = vec![ChunkClass { chunk_bytes: 2048, chunks }];
     let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
     carve(region, &[share]).unwrap().remove(0)
+}
+
+/// A datagram of three bytes.
+pub(super) fn received(
+    pool: &mut Pool,
+    link: Link,
+    builder: PacketBuilderStep<UdpHeader>,
+) -> Packet {
+    let mut bytes = Vec::new();
+    builder.write(&mut bytes, &[7; 3]).unwrap();
+    let len_bytes = u32::try_from(bytes.len()).unwrap();
+    let mut frame = pool.allocate(len_bytes).unwrap();
+    frame.copy_from(&bytes);
+    let mut packet = Packet::received(frame, Arrival(1), len_bytes, link);
+    packet.headers = parse(&bytes, len_bytes, link, Verify::Checksums);
+    packet
+}
+
+/// Turns that take some time, and find packets, but none for who waits. Those after the first are too many.
+#[derive(Default)]
+pub(super) struct PacketsForOthers(AtomicU32);
+
+impl PacketsForOthers {
+    /// Time of a turn.
+    pub(super) const TURN: Duration = Duration::from_millis(1);
+}
+
+impl BusyPoll for PacketsForOthers {
+    fn before_wait(&self) -> bool {
+        thread::sleep(Self::TURN);
+        assert_eq!(self.0.fetch_add(1, Ordering::Relaxed), 0, "turned after the time-out");
+        true
+    }
+
+    fn is_moderated(&self) -> bool {
+        false
+    }
+
+    fn resume(&self) {}
+
+    fn after_wait(&self) {}
+
+    fn suspend(&self) {}
 }
 
 /// Sink that records what it sends, and is told by a barrier when its first call begins and may end.

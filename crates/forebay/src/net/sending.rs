@@ -272,6 +272,9 @@ impl Endpoint {
             }
         }
         drop(transmitter);
+        if batch.is_empty() {
+            batch.clear();
+        }
         self.flush_other(by, index)?;
         self.shared.flush_all(index).map_err(io::Error::other)?;
         Ok(sent)
@@ -295,12 +298,8 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::time::Instant;
 
-    use etherparse::{PacketBuilderStep, UdpHeader};
-    use forebay_buf::Pool;
     use forebay_rx::Handler;
-    use forebay_rx::Packet;
-    use forebay_rx::packet::Arrival;
-    use forebay_rx::parse::{Link, Verify, parse};
+    use forebay_rx::parse::Link;
     use forebay_stack::Host;
     use forebay_stack::network::neighbours::{ANSWERED_MAX, NeighbourDrops};
     use forebay_stack::socket::SocketId;
@@ -309,7 +308,9 @@ mod tests {
 
     use super::super::host::CpuHost;
     use super::super::neighbours::DeviceNeighbours;
-    use super::super::rig::{Recording, device, host, host_on, neighbour, own_address, pool};
+    use super::super::rig::{
+        Recording, device, host, host_on, neighbour, own_address, pool, received,
+    };
     use super::super::shared::{NetDevice, NetState};
     use super::super::wake::Wake;
     use super::super::{NetConfig, stacks};
@@ -329,18 +330,6 @@ mod tests {
         on.identity.store(Arc::new(identity));
         let own = |on: &NetDevice| DeviceNeighbours::Own(Arc::clone(&on.learned));
         host_on(vec![on], vec![vec![Box::new(sink)]], NetConfig::TCP, own)
-    }
-
-    /// A datagram of three bytes.
-    fn received(pool: &mut Pool, link: Link, builder: PacketBuilderStep<UdpHeader>) -> Packet {
-        let mut bytes = Vec::new();
-        builder.write(&mut bytes, &[7; 3]).unwrap();
-        let len_bytes = u32::try_from(bytes.len()).unwrap();
-        let mut frame = pool.allocate(len_bytes).unwrap();
-        frame.copy_from(&bytes);
-        let mut packet = Packet::received(frame, Arrival(1), len_bytes, link);
-        packet.headers = parse(&bytes, len_bytes, link, Verify::Checksums);
-        packet
     }
 
     /// A thread that goes on to another CPU uses the transmitter there, once the other has sent what the

@@ -228,7 +228,7 @@ impl UdpSocket {
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
     pub fn recv_batch(&self, batch: &mut Datagrams, max: usize) -> io::Result<usize> {
-        self.begin(batch);
+        batch.clear();
         if max == 0 {
             return Ok(0);
         }
@@ -237,17 +237,12 @@ impl UdpSocket {
 
     /// Receives up to `max` datagrams in place without waiting; returns 0 if none is queued.
     pub fn try_recv_batch(&self, batch: &mut Datagrams, max: usize) -> usize {
-        self.begin(batch);
+        batch.clear();
         self.try_take(batch, max)
     }
 
     pub(super) fn try_take(&self, batch: &mut Datagrams, max: usize) -> usize {
         self.0.try_take(|reader| self.0.take_batch(reader, batch, max)).unwrap_or(0)
-    }
-
-    pub(super) fn begin(&self, batch: &mut Datagrams) {
-        batch.clear();
-        batch.of = Some(Arc::clone(&self.0));
     }
 
     /// Sends the answers of a batch to the senders of its datagrams, in order. Returns the number

@@ -38,6 +38,9 @@ impl Endpoint {
             }
             let may_wait = !self.options.is_nonblocking.load(Ordering::Relaxed);
             has_waited = may_wait;
+            if may_wait {
+                deadline.check()?;
+            }
             let waiting = may_wait.then(|| self.shared.begin_wait());
             if waiting.as_ref().is_some_and(|waiting| waiting.has_found) {
                 continue;
@@ -225,6 +228,14 @@ impl Deadline {
         Self { timeout: timeout.get(), began: None }
     }
 
+    /// Begins the wait, if it has not begun. To be called before CPUs are turned: that may find packets for others without end.
+    ///
+    /// # Errors
+    /// As [`left`](Self::left).
+    pub(super) fn check(&mut self) -> io::Result<()> {
+        self.left().map(drop)
+    }
+
     /// Time left; `None` if there is no time-out.
     ///
     /// # Errors
@@ -313,7 +324,7 @@ mod tests {
     use forebay_stack::socket::table::Binding;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    use super::super::rig::{Recording, host, own_address};
+    use super::super::rig::{PacketsForOthers, Recording, host, own_address};
     use super::super::{Net, NetConfig};
     use super::*;
 
@@ -369,6 +380,16 @@ mod tests {
         catch_unwind(AssertUnwindSafe(|| net.wait(|| 0, || panic!("as the test asks"))))
             .unwrap_err();
         assert_eq!(engine.ended.load(Ordering::Relaxed), 1);
+    }
+
+    /// A call returns though other sockets get packets without a gap.
+    #[test]
+    fn exe_9_timeout_ends_busy_polled_read() {
+        let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+        state.set_busy_poll(Arc::<PacketsForOthers>::default());
+        let socket = Net(state).bind(SocketAddr::new(own_address(0), 53)).unwrap();
+        socket.set_read_timeout(Some(PacketsForOthers::TURN)).unwrap();
+        assert_eq!(socket.recv(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 
     /// A wake-up that finds everything read leaves the descriptor armed: no reader does that again.

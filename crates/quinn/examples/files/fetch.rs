@@ -47,6 +47,7 @@ pub(crate) async fn fetch(
     Ok(Fetched { len, sha256: digest.finish().as_ref().to_vec(), moves: moved })
 }
 
-fn any_port(local: SocketAddr) -> SocketAddr {
-    SocketAddr::new(local.ip(), 0)
+fn any_port(mut local: SocketAddr) -> SocketAddr {
+    local.set_port(0);
+    local
 }

@@ -1,6 +1,6 @@
 //! Two hosts at a cable: ours with an engine, the kernel's at the far end.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::thread::{self, JoinHandle};
 
 use forebay::net::{Net, NetConfig, NetEngine, Stack};
@@ -31,10 +31,13 @@ impl Hosts {
             host.command(&format!("sysctl -qw net.ipv6.conf.{name}.disable_ipv6=0"));
             host.command(&format!("ip addr add 10.9.0.{own}/24 dev {name}"));
             host.command(&format!("ip addr add fd09::{own}/64 dev {name} nodad"));
+            host.command(&format!("ip addr add fe80::{own}/64 dev {name} nodad"));
             host.run(|| await_local_route(format!("fd09::{own}")));
+            host.run(|| await_local_route(format!("fe80::{own} dev {name}")));
             let mac = format!("lladdr 02:00:00:00:00:0{other} dev {name} nud permanent");
-            host.command(&format!("ip neigh replace 10.9.0.{other} {mac}"));
-            host.command(&format!("ip neigh replace fd09::{other} {mac}"));
+            for to in ["10.9.0.", "fd09::", "fe80::"] {
+                host.command(&format!("ip neigh replace {to}{other} {mac}"));
+            }
         }
         let (net, control, stopper, engine) = near.run(|| {
             let mut device = DeviceConfig::new("qua", via);
@@ -62,6 +65,19 @@ impl Hosts {
     pub(crate) fn far_address(is_v6: bool) -> SocketAddr {
         let ip: IpAddr = if is_v6 { "fd09::2" } else { "10.9.0.2" }.parse().unwrap();
         SocketAddr::new(ip, PORT + 1)
+    }
+
+    /// Address of the near host as the far one names it, and the other way round, with the scope of its own device.
+    pub(crate) fn link_local_addresses(&self) -> [SocketAddr; 2] {
+        let hosts = [(&self.far, "qub", 1, PORT), (&self.near, "qua", 2, PORT + 1)];
+        hosts.map(|(from, by, last, port)| {
+            let scope = from.run(|| {
+                let socket = std::net::UdpSocket::bind("[::]:0").unwrap();
+                rustix::net::netdevice::name_to_index(socket, by).unwrap()
+            });
+            let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
+            SocketAddrV6::new(ip, port, 0, scope).into()
+        })
     }
 
     pub(crate) fn stop(&self) {

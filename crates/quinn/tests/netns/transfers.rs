@@ -15,6 +15,9 @@ use crate::{Trial, tls};
 pub(crate) const TRIALS: &[Trial] = &[
     ("udp_12_echo_v4", || echo(Args { streams: 1, bytes: 10 * 1024, ..Args::default() })),
     ("udp_12_echo_v6", || echo(Args { is_v6: true, bytes: 10 * 1024, ..Args::default() })),
+    ("udp_12_echo_link_local", || {
+        echo(Args { is_v6: true, is_link_local: true, bytes: 10 * 1024, ..Args::default() });
+    }),
     ("udp_12_echo_dualstack", || echo(Args { is_dual: true, bytes: 10 * 1024, ..Args::default() })),
     ("udp_12_many_streams", || echo(Args { streams: 200, bytes: 20_000, ..Args::default() })),
     ("udp_12_stress_receive_window", || {
@@ -46,6 +49,8 @@ pub(crate) const TRIALS: &[Trial] = &[
 #[derive(Clone, Copy, Default)]
 struct Args {
     is_v6: bool,
+    /// True if the addresses are those of the link.
+    is_link_local: bool,
     /// True if the server is bound to `[::]` and the client is of IPv4.
     is_dual: bool,
     streams: usize,
@@ -105,8 +110,10 @@ impl Pair {
                 None => Endpoint::client(at).unwrap(),
             }
         });
-        let to_near = Hosts::near_address(args.is_v6);
-        let to_far = Hosts::far_address(args.is_v6);
+        let [to_near, to_far] = match args.is_link_local {
+            true => hosts.link_local_addresses(),
+            false => [Hosts::near_address(args.is_v6), Hosts::far_address(args.is_v6)],
+        };
         let ([near_runtime, far_runtime], [near_host, far_host]) =
             (&runtimes, [&hosts.near, &hosts.far]);
         let (server, client, to, connect_on, accept_on, host) = match role {

@@ -42,6 +42,8 @@ fn main() {
         ("tcp_17_tasks_echo_over_af_xdp", || tcp::echo(Via::AfXdp)),
         ("tcp_17_tasks_echo_over_af_packet", || tcp::echo(Via::AfPacket)),
         ("tcp_17_tasks_connect_and_close_twice", tcp::calls),
+        ("tcp_17_tasks_without_descriptors_lose_nothing", tcp::few_descriptors),
+        ("tcp_17_end_reaches_connecting_tasks", tcp::ended),
     ];
     let trials = trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test));
     let no_curl = missing.clone().or_else(|| forebay_testkit::namespaces::missing(&["curl"]));

@@ -1,17 +1,25 @@
 //! Streams and listeners, by the kernel's at the far end of a cable.
 
+use std::future::poll_fn;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener as KernelListener, TcpStream as KernelStream};
-use std::thread;
+use std::task::Poll;
+use std::{iter, thread};
 
 use forebay::Via;
 use forebay_tokio::{TcpListener, TcpStream};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::Hosts;
 
 const NEAR: ([u8; 4], u16) = ([10, 9, 0, 1], 7);
 const FAR: ([u8; 4], u16) = ([10, 9, 0, 2], 80);
+/// Address of which no answer comes.
+const NOBODY: ([u8; 4], u16) = ([10, 9, 0, 3], 80);
+/// Limit of descriptors, all of which are used.
+const FEW: u64 = 256;
 
 impl Hosts {
     fn listener(&self, runtime: &tokio::runtime::Runtime) -> TcpListener {
@@ -101,5 +109,59 @@ pub(crate) fn calls() {
         stream.shutdown().await.unwrap();
     });
     drop((runtime, net));
+    hosts.end();
+}
+
+/// Without descriptors, calls fail and leave no trace: a connection waits until there are some, and none is begun.
+pub(crate) fn few_descriptors() {
+    let hosts = Hosts::new(Via::AfPacket);
+    let runtime = hosts.runtime();
+    let listener = hosts.listener(&runtime);
+    let far = hosts.far.run(|| KernelListener::bind(SocketAddr::from(FAR)).unwrap());
+    let mut client = hosts.far.run(|| KernelStream::connect(SocketAddr::from(NEAR)).unwrap());
+    client.write_all(b"question").unwrap();
+    let net = hosts.net.clone();
+    let before = getrlimit(Resource::Nofile);
+    let limit = before.current.map_or(FEW, |limit| limit.min(FEW));
+    let calls = async {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..before }).unwrap();
+        let held: Vec<_> = iter::from_fn(|| rustix::io::dup(&far).ok()).collect();
+        let accepted = listener.accept().await.map(drop);
+        let polled = poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await;
+        let connected = TcpStream::connect(&net, SocketAddr::from(FAR)).await.map(drop);
+        drop(held);
+        setrlimit(Resource::Nofile, before).unwrap();
+        let Poll::Ready(polled) = polled else { panic!("the connection is lost") };
+        for failed in [accepted, polled.map(drop), connected] {
+            let error = failed.unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(Errno::MFILE.raw_os_error()), "{error}");
+        }
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut came = [0; 8];
+        stream.read_exact(&mut came).await.unwrap();
+        assert_eq!(&came, b"question");
+    };
+    runtime.block_on(calls);
+    far.set_nonblocking(true).unwrap();
+    assert_eq!(far.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop((runtime, listener, net));
+    hosts.end();
+}
+
+/// A task that waits for its connection to open is told when the engine ends.
+pub(crate) fn ended() {
+    let hosts = Hosts::new(Via::AfPacket);
+    hosts.near.command("ip neigh replace 10.9.0.3 lladdr 02:00:00:00:00:03 dev tka nud permanent");
+    let runtime = hosts.runtime();
+    let net = hosts.net.clone();
+    let connect = async move { TcpStream::connect(&net, SocketAddr::from(NOBODY)).await.map(drop) };
+    let waiting = runtime.spawn(connect);
+    while hosts.net.flow_count() == 0 {
+        thread::yield_now();
+    }
+    hosts.stopper.stop();
+    let error = runtime.block_on(waiting).unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+    drop(runtime);
     hosts.end();
 }

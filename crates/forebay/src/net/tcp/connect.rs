@@ -16,12 +16,13 @@ use super::shards::ShardSocket;
 use super::stream::TcpStream;
 use super::wait::StreamWatch;
 
-/// Begins to open a connection, without waiting, and perhaps with data in its SYN, whose number is returned. The route
+/// Begins to open a connection with these waiters, without waiting, and perhaps with data in its SYN, whose number is returned. The route
 /// is asked for, and the port reserved, in the namespace of the calling thread.
 pub(super) fn begin(
     shared: &Arc<NetState>,
     to: SocketAddr,
     data: Option<&[u8]>,
+    waiters: StreamWatch,
 ) -> io::Result<(TcpStream, usize)> {
     let theirs = plain(to);
     check_destination(shared, theirs.ip())?;
@@ -51,14 +52,8 @@ pub(super) fn begin(
             Ok((socket, written)) => {
                 let is_mapped = to.is_ipv6() && theirs.is_ipv4();
                 let place = ShardSocket { shard, socket };
-                let stream = TcpStream::of(
-                    Arc::clone(shared),
-                    place,
-                    flow,
-                    is_mapped,
-                    reserved,
-                    StreamWatch::default(),
-                );
+                let of = Arc::clone(shared);
+                let stream = TcpStream::of(of, place, flow, is_mapped, reserved, waiters);
                 // The end of the run resets the connections that it finds.
                 return match shared.has_ended() {
                     false => Ok((stream, written)),

@@ -14,7 +14,7 @@ use forebay_stack::network::Identity;
 use forebay_stack::tcp::TcpOptions;
 use forebay_testkit::memory::{CountingAllocator, heap};
 
-use super::super::rig::{host, own_address};
+use super::super::rig::{host, neighbour, own_address};
 use super::super::shared::{CpuIndex, NetState};
 use super::super::{Net, NetConfig};
 use super::{TcpListener, TcpStream};
@@ -137,6 +137,16 @@ fn tcp_12_idle_connection_with_handle_is_small() {
     eprintln!("{each} bytes each, {most} at most");
     assert!(most <= CONNECTION_BYTES, "{most} bytes each");
     assert!(most > 500, "nothing was counted");
+}
+
+/// A connection that was begun and never opened says why, as the calls that wait do.
+#[test]
+fn tcp_17_unopened_connection_tells_the_end() {
+    let state = host(vec![vec![Box::new(LastSeq::default())]], NetConfig::TCP);
+    let stream = TcpStream::begin_connect(&Net(Arc::clone(&state)), neighbour(0)).unwrap();
+    assert!(stream.take_error().unwrap().is_none());
+    state.end();
+    assert_eq!(stream.take_error().unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
 /// Nobody would be woken: the connection was readable before, by the byte ahead of the urgent one.

@@ -14,7 +14,7 @@ use forebay_stack::tcp::{
     FastOpenOptions, ListenerQueues, PassedConnection, ReusePort, Tcp, TcpError, TcpOptions,
     TcpOut, TcpSocket,
 };
-use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
+use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 use forebay_sys::tcp_reserve::Reservation;
 use rustix::io::Errno;
 
@@ -204,10 +204,7 @@ impl TcpListener {
                 }
                 tcp.set_fast_open(socket, options)
             });
-            changed.map_err(|error| match error {
-                TcpError::NoSocket if shared.has_ended() => io::ErrorKind::BrokenPipe.into(),
-                error => error.into(),
-            })
+            changed.map_err(|error| shared.tcp_failure(error))
         })
     }
 
@@ -236,6 +233,15 @@ impl TcpListener {
         mut reserve: impl FnMut() -> io::Result<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<(TcpStream, SocketAddr)> {
         self.accept_when(&mut || reserve().map(StreamWatch::with_readiness))
+    }
+
+    /// Takes a connection that has its [descriptor](TcpStream::descriptor) already. If the process has no descriptors left,
+    /// the connection goes on waiting.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept); `EMFILE` or `ENFILE` without descriptors.
+    pub fn accept_with_descriptor(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        self.accept_reserving(readiness)
     }
 
     fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {

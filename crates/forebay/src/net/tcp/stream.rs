@@ -14,6 +14,7 @@ use forebay_stack::socket::shown;
 use forebay_stack::tcp::{
     Flow, PackedFlow, ReadMode, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags,
 };
+use forebay_sys::readiness::readiness;
 
 use super::super::Net;
 use super::super::options::Timeout;
@@ -81,7 +82,17 @@ impl TcpStream {
     /// # Errors
     /// As [`connect`](Self::connect), without those of the peer.
     pub fn begin_connect(net: &Net, to: SocketAddr) -> io::Result<Self> {
-        Ok(connect::begin(&net.0, to, None)?.0)
+        Ok(connect::begin(&net.0, to, None, StreamWatch::default())?.0)
+    }
+
+    /// Begins to open a connection that has its [descriptor](Self::descriptor) already. If the process has no descriptors
+    /// left, nothing is sent.
+    ///
+    /// # Errors
+    /// As [`begin_connect`](Self::begin_connect); `EMFILE` or `ENFILE` without descriptors.
+    pub fn begin_connect_with_descriptor(net: &Net, to: SocketAddr) -> io::Result<Self> {
+        let waiters = StreamWatch::with_readiness(readiness()?);
+        Ok(connect::begin(&net.0, to, None, waiters)?.0)
     }
 
     /// Opens a connection as [`connect`](Self::connect), with the first of `bytes` in its SYN if the server has given this
@@ -112,7 +123,7 @@ impl TcpStream {
         to: SocketAddr,
         bytes: &[u8],
     ) -> io::Result<(Self, usize)> {
-        connect::begin(&net.0, to, Some(bytes))
+        connect::begin(&net.0, to, Some(bytes), StreamWatch::default())
     }
 
     /// Creates the handle of a connection.
@@ -315,10 +326,10 @@ impl TcpStream {
     /// Takes the error that waits (`SO_ERROR`).
     ///
     /// # Errors
-    /// If the connection has ended.
+    /// `BrokenPipe` once the run has ended; `NotConnected` if only the connection has.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let error = self.0.call(|tcp, _| tcp.take_error(self.0.place.socket))?;
-        Ok(error.map(io::Error::from))
+        let error = self.0.call(|tcp, _| tcp.take_error(self.0.place.socket));
+        Ok(error.map_err(|error| self.0.shared.tcp_failure(error))?.map(io::Error::from))
     }
 
     /// Sets whether calls return `WouldBlock` instead of waiting.
@@ -461,10 +472,7 @@ impl StreamState {
                     Ok(Err(seen))
                 }
                 Err(TcpError::WouldBlock | TcpError::InProgress) => Ok(Err(seen)),
-                Err(TcpError::NoSocket) if self.shared.has_ended() => {
-                    Err(io::ErrorKind::BrokenPipe.into())
-                }
-                Err(error) => Err(error.into()),
+                Err(error) => Err(self.shared.tcp_failure(error)),
             }
         })
     }
