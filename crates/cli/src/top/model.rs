@@ -226,14 +226,9 @@ impl Change<'_> {
         self.now.at.duration_since(self.before.at).as_secs_f64().max(1e-9)
     }
 
-    /// Growth of a counter by some of its labels. A counter of a new run begins again at 0.
+    /// Growth of a counter by some of its labels.
     fn growth(&self, name: &str, labels: &[&str]) -> BTreeMap<Key, f64> {
-        let before = self.before.by(name, labels);
-        let grown = |(key, now): (Key, f64)| {
-            let growth = now - before.get(&key).copied().unwrap_or(0.0);
-            (key, growth.max(0.0))
-        };
-        self.now.by(name, labels).into_iter().map(grown).collect()
+        self.now.growth_since(self.before, name, labels)
     }
 
     /// Growth of a counter per second, by some of its labels.
@@ -244,7 +239,7 @@ impl Change<'_> {
     }
 
     fn rate(&self, name: &str) -> f64 {
-        (self.now.sum(name) - self.before.sum(name)).max(0.0) / self.passed_s()
+        self.growth(name, &[]).into_values().sum::<f64>() / self.passed_s()
     }
 
     /// Mean of the values that a histogram gained, by some of its labels.

@@ -1,5 +1,9 @@
 //! Rates of made-up samples.
 
+use std::ops::Range;
+
+use forebay_metrics::{CONNECTIONS_LISTED_MAX, SOCKETS_LISTED_MAX};
+
 use super::super::sample::Masks;
 use super::*;
 
@@ -162,6 +166,41 @@ fn top_1_tcp_rows_are_listeners_then_fastest() {
     assert_eq!([fast.sent, fast.received, fast.resent], [200.0, 0.0, 0.0]);
     assert_eq!((fast.unread, fast.unacknowledged), (5.0, 6.0));
     assert_eq!((&*slow.state, slow.sent), ("CLOSE-WAIT", 0.0));
+}
+
+/// The bytes that a connection had before it came among the largest are no rate, nor are the drops of
+/// a socket that moved up in the list.
+#[test]
+fn top_1_newly_listed_things_have_no_rate() {
+    let connections = |ports: Range<usize>, sent: u32| {
+        let line = |port| {
+            let ends = format!("{{local=\"10.0.0.1:80\",peer=\"10.0.0.2:{port}\"}}");
+            format!(
+                "forebay_tcp_connection_info{ends} 1\n\
+                 forebay_tcp_connection_sent_bytes_total{ends} {sent}\n\
+                 forebay_tcp_connection_segments_resent_total{ends} {sent}\n"
+            )
+        };
+        ports.map(line).collect::<String>()
+    };
+    let full = connections(0..CONNECTIONS_LISTED_MAX, 1_000);
+    let fastest = |before: &str, now: &str| {
+        let row = model(before, now).tcp.swap_remove(0);
+        (row.sent, row.resent)
+    };
+    let entered = connections(1..CONNECTIONS_LISTED_MAX + 1, 1_000);
+    assert_eq!(fastest(&full, &entered), (0.0, 0.0));
+    let few = connections(0..1, 1_000);
+    assert_eq!(fastest(&few, &connections(0..2, 1_000)), (500.0, 500.0), "new in a whole list");
+    let sockets = |numbers: Range<usize>| {
+        let line = |number| {
+            let labels = format!("{{socket=\"{number}\",local=\"10.0.0.1:53\"}}");
+            format!("forebay_socket_receive_buffer_errors_total{labels} 70\n")
+        };
+        numbers.map(line).collect::<String>()
+    };
+    let model = model(&sockets(0..SOCKETS_LISTED_MAX), &sockets(1..SOCKETS_LISTED_MAX + 1));
+    assert_eq!((model.totals.dropped, model.drops[0].per_s), (0.0, 0.0));
 }
 
 #[test]
