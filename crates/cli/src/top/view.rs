@@ -76,7 +76,7 @@ impl Widget for View<'_> {
         let message = self.message_lines(area.width.into());
         let message_height = u16::try_from(message.len()).unwrap_or(1);
         let room = area.height.saturating_sub(HEAD_LINES + message_height + 1);
-        let tables_room = room * TABLES_PERCENT_MAX / 100;
+        let tables_room = room / 100 * TABLES_PERCENT_MAX + room % 100 * TABLES_PERCENT_MAX / 100;
         let tables = self.tables(tables_room.into());
         let most = room - tables_room.min(wanted_lines(&tables));
         let flow = self.flow_lines(area.width.into(), most.into());

@@ -188,7 +188,7 @@ fn top_2_any_size_is_drawn() {
     let mut state = ViewState { shows_help: true, ..ViewState::default() };
     state.flow = Some(("0badcafe".parse().unwrap(), vec!["flow".to_owned(); 9]));
     for width in [1, 2, 7, 30, 80, 300] {
-        for height in [1, 2, 3, 5, 9, 24, 100] {
+        for height in [1, 2, 3, 5, 9, 24, 100, 1_600] {
             for model in [None, Some(&model())] {
                 let shown = picture(model, &state, (width, height));
                 assert_eq!(shown.lines().count(), usize::from(height));
