@@ -1,6 +1,6 @@
 //! Tables of a model: their columns, cells and order.
 
-use super::figures::{count, percent, short, time};
+use super::figures::{ago, count, percent, short, time};
 use super::flows::FlowRow;
 use super::model::{CpuRow, DropRow, Model, QueueRow, SocketRow, TcpRow};
 
@@ -130,8 +130,8 @@ const DROP_COLUMNS: [Column; 5] = [
     rest("drops at"),
     text("reason", 26),
     number("pps", 7),
-    number("total", 13),
-    number("last", 9),
+    number("total", 12),
+    number("last", 10),
 ];
 
 const SOCKET_COLUMNS: [Column; 7] = [
@@ -257,7 +257,7 @@ fn flow_cells(row: &FlowRow) -> Vec<Cell> {
 fn drop_cells(row: &DropRow) -> Vec<Cell> {
     let last = match row.since_s {
         Some(0.0) => "now".to_owned(),
-        Some(seconds) => format!("{seconds:.0} s ago"),
+        Some(seconds) => ago(seconds),
         None => "before".to_owned(),
     };
     vec![
