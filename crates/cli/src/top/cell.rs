@@ -27,6 +27,8 @@ enum Order {
     Value(f64),
     /// By characters.
     Text,
+    /// By characters, and by the values of the numbers among them.
+    Name,
 }
 
 /// Side of a text that is cut off if it does not fit.
@@ -40,6 +42,11 @@ pub(super) enum Cut {
 impl Cell {
     pub(super) fn text(text: impl Into<String>) -> Self {
         Self { text: text.into(), shorter: None, order: Order::Text, is_alarm: false }
+    }
+
+    /// Name with numbers, such as `rx-10`.
+    pub(super) fn name(text: impl Into<String>) -> Self {
+        Self { order: Order::Name, ..Self::text(text) }
     }
 
     /// Mask of CPUs; one that does not fit is a list of CPUs.
@@ -99,9 +106,36 @@ impl Cell {
     pub(super) fn compare(&self, other: &Self) -> Ordering {
         match (self.order, other.order) {
             (Order::Value(one), Order::Value(other)) => other.total_cmp(&one),
+            (Order::Name, Order::Name) => parts(&self.text).cmp(&parts(&other.text)),
             _ => self.text.cmp(&other.text),
         }
     }
+}
+
+/// Part of a name.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum NamePart<'a> {
+    /// Digits without zeros in front, and how many they are.
+    Number(usize, &'a str),
+    Letters(&'a str),
+}
+
+/// Numbers of a name, and what is between them.
+fn parts(mut name: &str) -> Vec<NamePart<'_>> {
+    let mut parts = Vec::new();
+    while let Some(first) = name.chars().next() {
+        let is_number = first.is_ascii_digit();
+        let end = name.find(|letter: char| letter.is_ascii_digit() != is_number);
+        let (part, rest) = name.split_at(end.unwrap_or(name.len()));
+        let digits = part.trim_start_matches('0');
+        parts.push(if is_number {
+            NamePart::Number(digits.len(), digits)
+        } else {
+            NamePart::Letters(part)
+        });
+        name = rest;
+    }
+    parts
 }
 
 #[cfg(test)]
@@ -137,5 +171,14 @@ mod tests {
             assert_eq!(Cell::mask(mask).fitted(8, Cut::End), shown);
             assert_eq!(Cell::mask(mask).fitted(20, Cut::End), mask);
         }
+    }
+
+    #[test]
+    fn top_3_names_are_sorted_by_numbers() {
+        let names = ["2", "9", "10", "eth1/rx-2", "eth1/rx-10", "eth2/rx-1", "rx-3", "rx-20"];
+        let mut cells = names.map(Cell::name);
+        cells.reverse();
+        cells.sort_by(Cell::compare);
+        assert_eq!(cells, names.map(Cell::name));
     }
 }

@@ -202,7 +202,7 @@ fn f64_of(cell: usize) -> f64 {
 
 fn queue_cells(row: &QueueRow) -> Vec<Cell> {
     vec![
-        Cell::text(&row.name),
+        Cell::name(&row.name),
         Cell::number(row.polling_cpu, format!("{:.0}", row.polling_cpu)),
         Cell::mask(&row.mask),
         Cell::rate(row.received),
@@ -218,11 +218,11 @@ fn queue_cells(row: &QueueRow) -> Vec<Cell> {
 fn flow_cells(row: &FlowRow) -> Vec<Cell> {
     let cpu = row.cpu.map_or_else(|| "-".to_owned(), |cpu| cpu.to_string());
     vec![
-        Cell::text(row.name.to_string()),
+        Cell::name(row.name.to_string()),
         Cell::number(row.cpu.map_or(-1.0, |cpu| cpu.0.into()), cpu),
         Cell::rate(row.packets),
         Cell::number(row.share, percent(row.share)),
-        Cell::text(&row.queue),
+        Cell::name(&row.queue),
         Cell::text(&row.hash),
     ]
 }
@@ -234,7 +234,7 @@ fn drop_cells(row: &DropRow) -> Vec<Cell> {
         None => "before".to_owned(),
     };
     vec![
-        Cell::text(&row.place),
+        Cell::name(&row.place),
         Cell::text(&row.reason),
         Cell::loss(row.per_s),
         Cell::number(row.total, format!("{:.0}", row.total)),
@@ -244,8 +244,8 @@ fn drop_cells(row: &DropRow) -> Vec<Cell> {
 
 fn socket_cells(row: &SocketRow) -> Vec<Cell> {
     vec![
-        Cell::text(&row.number),
-        Cell::text(&row.local),
+        Cell::name(&row.number),
+        Cell::name(&row.local),
         Cell::rate(row.queued),
         Cell::count(row.memory),
         Cell::count(row.buffer),
@@ -256,7 +256,7 @@ fn socket_cells(row: &SocketRow) -> Vec<Cell> {
 
 fn tcp_cells(row: &TcpRow) -> Vec<Cell> {
     vec![
-        Cell::text(&row.name),
+        Cell::name(&row.name),
         Cell::text(&row.state),
         Cell::rate(row.received * 8.0),
         Cell::rate(row.sent * 8.0),
@@ -315,6 +315,25 @@ mod tests {
         assert_eq!(first_column(&arrange("eth1", None, false)), ["eth1/rx-2"]);
         assert!(arrange("eth2", None, false).is_empty());
         assert_eq!(arrange("", Some(9), false), rows, "no such column");
+    }
+
+    #[test]
+    fn top_3_sockets_are_sorted_by_numbers() {
+        let socket = |number: u32| SocketRow {
+            number: number.to_string(),
+            local: format!("10.0.0.{number}:53"),
+            queued: 0.0,
+            memory: 0.0,
+            buffer: 0.0,
+            errors: 0.0,
+            errors_total: 0.0,
+        };
+        let model = Model { sockets: [10, 2, 9].map(socket).into(), ..Model::default() };
+        for column in [0, 1] {
+            let sorting = Sorting { column: Some(column), is_reversed: false };
+            let rows = arranged(TableKind::Sockets.rows(&model), "", sorting);
+            assert_eq!(first_column(&rows), ["2", "9", "10"]);
+        }
     }
 
     #[test]
