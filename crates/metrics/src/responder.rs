@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_sys::random_key;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
@@ -35,6 +36,8 @@ type Refusal = (StatusCode, &'static str);
 /// Answers requests.
 pub(crate) struct Responder {
     metrics: Metrics,
+    /// Name of this run, which no other has.
+    run: String,
     access: Access,
     /// Last texts, by what they are of.
     last: Mutex<Vec<KeptText>>,
@@ -78,7 +81,8 @@ impl TextOf {
 impl Responder {
     pub(crate) fn new(metrics: Metrics, access: Access) -> Self {
         let questions = Arc::new(Semaphore::new(QUESTIONS_MAX));
-        Self { metrics, access, last: Mutex::default(), questions }
+        let run = format!("{:032x}", u128::from_ne_bytes(random_key()));
+        Self { metrics, run, access, last: Mutex::default(), questions }
     }
 
     /// Answers a request, and sets `is_whole` once all of it is there. No answer is for other sites'
@@ -150,7 +154,11 @@ impl Responder {
             Api::State => {
                 // Peers are told to those who may search for their flows.
                 let shows_peers = self.may_search(headers).is_ok();
-                let make = || text(&page::state(&self.metrics, shows_peers));
+                let make = || {
+                    let mut state = page::state(&self.metrics, shows_peers);
+                    state["run"] = self.run.as_str().into();
+                    text(&state)
+                };
                 let text = self.kept_or(TextOf::State(shows_peers), make);
                 response(StatusCode::OK, "application/json", text)
             }
