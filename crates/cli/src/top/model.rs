@@ -124,6 +124,9 @@ pub(super) struct TcpRow {
     pub(super) unacknowledged: f64,
 }
 
+/// State of a TCP listener.
+pub(super) const LISTEN: &str = "LISTEN";
+
 /// Number of samples whose flows are summed.
 const FLOW_SAMPLES: usize = 5;
 
@@ -406,7 +409,7 @@ impl Change<'_> {
         let backlog = self.now.by("forebay_tcp_listener_backlog", LISTENER);
         let waiting = self.now.by("forebay_tcp_listener_waiting_connections", LISTENER);
         let listeners = waiting.into_iter().map(|(key, waiting)| TcpRow {
-            state: "LISTEN".to_owned(),
+            state: LISTEN.to_owned(),
             unread: waiting,
             unacknowledged: backlog.get(&key).copied().unwrap_or(0.0),
             name: key.into_iter().next_back().unwrap_or_default(),

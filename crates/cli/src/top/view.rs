@@ -14,7 +14,7 @@ use super::flow_text;
 use super::keys::KEYS;
 use super::model::{Model, Totals};
 use super::state::{Prompt, PromptKind, ViewState};
-use super::tables::{Column, Sorting, TableKind, arranged};
+use super::tables::{Column, Sorting, TableKind};
 
 /// Part of the screen that a followed flow leaves to the tables, in percent.
 const TABLES_PERCENT_MAX: u16 = 45;
@@ -171,10 +171,7 @@ impl View<'_> {
         };
         let is_shown =
             |kind: &TableKind| *kind == focus || !self.state.is_zoomed && has_rows(*kind);
-        let rows = |kind: TableKind| {
-            let sorting = self.state.sortings[kind.index()];
-            (kind, arranged(kind.rows(model), &self.state.filter, sorting))
-        };
+        let rows = |kind: TableKind| (kind, self.state.rows(kind, model));
         let mut tables: Vec<_> = TableKind::ALL.into_iter().filter(is_shown).map(rows).collect();
         if self.state.flow.is_some() && usize::from(wanted_lines(&tables)) > room {
             tables.retain(|(kind, _)| *kind == focus);
