@@ -173,6 +173,9 @@ pub(super) struct History {
 impl History {
     /// Model between the last sample and this one; `None` for the first.
     pub(super) fn model(&mut self, now: Sample) -> Option<Model> {
+        if self.last.as_ref().is_some_and(|last| last.connection != now.connection) {
+            *self = Self::default();
+        }
         if self.flows.len() == FLOW_SAMPLES {
             self.flows.pop_front();
         }
@@ -199,9 +202,10 @@ impl History {
         self.last.as_ref().map(|last| now.duration_since(last.at))
     }
 
-    /// Forgets the last sample, as another run or a pause begins.
-    pub(super) fn forget(&mut self) {
+    /// Forgets what changes with time, as a pause ends.
+    pub(super) fn pause(&mut self) {
         self.last = None;
+        self.flows.clear();
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) struct Sample {
     pub(super) masks: Masks,
     /// Flows with the most packets in a sample of bursts.
     pub(super) flows: Vec<TopFlow>,
+    /// Number of the connection that it came by. Another one may be to another run.
+    pub(super) connection: u64,
 }
 
 /// Masks `rps_cpus`, by the names of their queues.
@@ -62,7 +64,7 @@ impl Sample {
                 families.entry(name.to_owned()).or_default().push(series);
             }
         }
-        Self { at, families, masks, flows: Vec::new() }
+        Self { at, families, masks, flows: Vec::new(), connection: 0 }
     }
 
     /// Sums of a metric's values by some of its labels.

@@ -78,6 +78,8 @@ impl Sampler {
 pub(super) struct Link {
     path: PathBuf,
     client: Option<ControlClient>,
+    /// Number of connections that were made.
+    connections: u64,
 }
 
 /// Reason for the absence of an answer.
@@ -93,7 +95,7 @@ impl Link {
     /// Connects to the run that listens at `path`.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let client = Some(ControlClient::connect(path)?);
-        Ok(Self { path: path.to_owned(), client })
+        Ok(Self { path: path.to_owned(), client, connections: 1 })
     }
 
     /// Name of the run: that of its socket.
@@ -111,6 +113,7 @@ impl Link {
             Err(NoAnswer::Because(Error::Refused(_))) => Vec::new(),
             flows => flows?,
         };
+        sample.connection = self.connections;
         sample.flows = flows.iter().filter_map(|line| line.parse().ok()).collect();
         Ok(sample)
     }
@@ -119,7 +122,11 @@ impl Link {
     pub(super) fn ask(&mut self, request: &str) -> Result<Vec<String>, NoAnswer> {
         let client = match &mut self.client {
             Some(client) => client,
-            none => none.insert(connect(&self.path)?),
+            none => {
+                let client = connect(&self.path)?;
+                self.connections += 1;
+                none.insert(client)
+            }
         };
         let error = match client.ask(request) {
             Ok(lines) => return Ok(lines),
@@ -129,6 +136,7 @@ impl Link {
             Error::NoRun { .. } => {
                 self.client = None;
                 self.client = Some(connect(&self.path)?);
+                self.connections += 1;
             }
             // The rest of a wrong answer would be taken for the answer to the next request.
             Error::Answer { .. } if !client.is_answer_owed() => self.client = None,

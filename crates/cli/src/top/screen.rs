@@ -154,7 +154,7 @@ impl Screen {
             Effect::Set(setting) => self.sampler.ask(Ask::Set(setting)),
             Effect::Pause(is_paused) => {
                 if !is_paused {
-                    self.history.forget();
+                    self.history.pause();
                 }
                 self.sampler.ask(Ask::Pause(is_paused));
             }
