@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_control::top_flows::TopFlow;
 
 use super::flows::{FlowRow, flow_rows};
-use super::sample::{Key, Sample};
+use super::sample::{Key, Sample, sum_of};
 
 /// State of a run between two samples.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -246,7 +246,7 @@ impl Change<'_> {
     }
 
     fn rate(&self, name: &str) -> f64 {
-        self.growth(name, &[]).into_values().sum::<f64>() / self.passed_s()
+        sum_of(self.growth(name, &[]).into_values()) / self.passed_s()
     }
 
     /// Mean of the values that a histogram gained, by some of its labels.

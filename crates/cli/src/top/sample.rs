@@ -100,7 +100,7 @@ impl Sample {
 
     /// Sum of a metric's values.
     pub(super) fn sum(&self, name: &str) -> f64 {
-        self.families.get(name).into_iter().flatten().map(|series| series.value).sum()
+        sum_of(self.families.get(name).into_iter().flatten().map(|series| series.value))
     }
 
     /// True if the run has this metric.
@@ -118,6 +118,11 @@ impl Series {
         let named = self.labels.iter().find(|(label, _)| label == name);
         named.map_or("", |(_, value)| value.as_str())
     }
+}
+
+/// Sum of values. That of none is 0, and not -0 as the standard library's.
+pub(super) fn sum_of(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().fold(0.0, |sum, value| sum + value)
 }
 
 /// Metric of a line, and its value.

@@ -240,6 +240,14 @@ fn top_1_other_connection_begins_anew() {
 }
 
 #[test]
+fn top_1_absent_counters_are_zero() {
+    let Totals { received, dropped_total, backlog, moves, .. } = model("", "").totals;
+    for absent in [received, dropped_total, backlog, moves] {
+        assert_eq!(absent.to_string(), "0");
+    }
+}
+
+#[test]
 fn top_1_smaller_counters_begin_new_run() {
     let text = |count: u32| {
         format!("forebay_packets_received_total{{device=\"a\",queue=\"0\"}} {count}\n")
