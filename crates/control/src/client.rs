@@ -14,7 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
-/// Maximum time to connect, and for one line of an answer; the run itself waits a second for its queues.
+/// Maximum time to connect, and for one line of an answer; the run itself waits five seconds for its queues.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum time for a whole answer, a watch's excepted.
