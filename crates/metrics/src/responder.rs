@@ -1,7 +1,7 @@
 //! Answers to requests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_sys::random_key;
@@ -39,8 +39,7 @@ pub(crate) struct Responder {
     /// Name of this run, which no other has.
     run: String,
     access: Access,
-    /// Last texts, by what they are of.
-    last: Mutex<Vec<KeptText>>,
+    last: Mutex<KeptTexts>,
     /// Permits of the questions that are being answered, even if nobody waits for the answer any more.
     questions: Arc<Semaphore>,
 }
@@ -51,6 +50,14 @@ pub(crate) struct Access {
     pub(crate) token: Option<PageToken>,
     /// True if only processes of this machine reach the server, and no proxy is expected.
     pub(crate) is_local: bool,
+}
+
+/// Last texts, by what they are of.
+#[derive(Default)]
+struct KeptTexts {
+    texts: Vec<KeptText>,
+    /// Number of times that texts were forgotten. What began to be made before is not kept.
+    forgotten: u64,
 }
 
 /// Text of an answer, sent again while it is recent.
@@ -254,45 +261,52 @@ impl Responder {
         match self.kept(of) {
             Some(text) => response(StatusCode::OK, "application/json", text),
             None => {
+                let forgotten = self.last().forgotten;
                 let answer = self.ask(ask).await;
-                self.keep_body(of, answer).await
+                self.keep_body(of, answer, forgotten).await
             }
         }
     }
 
     /// Last text, or a new one.
     fn kept_or(&self, of: TextOf, make: impl FnOnce() -> Bytes) -> Bytes {
+        let forgotten = self.last().forgotten;
         let text = self.kept(of).unwrap_or_else(make);
-        self.keep(of, text.clone());
+        self.keep(of, text.clone(), forgotten);
         text
     }
 
     /// Last text, if it is recent.
     fn kept(&self, of: TextOf) -> Option<Bytes> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.retain(|kept| kept.made.elapsed() < kept.of.age_max());
-        last.iter().find(|kept| kept.of == of).map(|kept| kept.text.clone())
+        let texts = &mut self.last().texts;
+        texts.retain(|kept| kept.made.elapsed() < kept.of.age_max());
+        texts.iter().find(|kept| kept.of == of).map(|kept| kept.text.clone())
     }
 
     fn forget(&self, of: TextOf) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.retain(|kept| kept.of != of);
+        let mut last = self.last();
+        last.texts.retain(|kept| kept.of != of);
+        last.forgotten += 1;
     }
 
-    /// Keeps a text, unless a recent one is kept.
-    fn keep(&self, of: TextOf, text: Bytes) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.iter().all(|kept| kept.of != of) {
-            last.push(KeptText { of, text, made: Instant::now() });
+    /// Keeps a text, unless a recent one is kept, or texts were forgotten after it began to be made.
+    fn keep(&self, of: TextOf, text: Bytes, forgotten: u64) {
+        let mut last = self.last();
+        if last.forgotten == forgotten && last.texts.iter().all(|kept| kept.of != of) {
+            last.texts.push(KeptText { of, text, made: Instant::now() });
         }
     }
 
+    fn last(&self) -> MutexGuard<'_, KeptTexts> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Keeps the text of an answer, if it is a good one.
-    async fn keep_body(&self, of: TextOf, answer: Answer) -> Answer {
+    async fn keep_body(&self, of: TextOf, answer: Answer, forgotten: u64) -> Answer {
         let (parts, body) = answer.into_parts();
         let Ok(body) = body.collect().await.map(|body| body.to_bytes());
         if parts.status == StatusCode::OK {
-            self.keep(of, body.clone());
+            self.keep(of, body.clone(), forgotten);
         }
         Response::from_parts(parts, Full::new(body))
     }
@@ -341,6 +355,35 @@ mod tests {
     fn responder() -> Responder {
         let access = Access { hosts: Vec::new(), token: None, is_local: true };
         Responder::new(Metrics::new(), access)
+    }
+
+    /// A listing that began before a change is not sent to others after it.
+    #[test]
+    fn pag_3_earlier_list_is_not_kept() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let responder = Arc::new(responder());
+            let (release, waits) = mpsc::channel::<()>();
+            let (begins, begun) = mpsc::channel();
+            let listing = move || {
+                begins.send(()).unwrap();
+                waits.recv().unwrap();
+                (StatusCode::OK, json!({ "value": "old" }))
+            };
+            let asked = Arc::clone(&responder);
+            let client =
+                tokio::spawn(async move { asked.kept_or_ask(TextOf::Knobs, listing).await });
+            while begun.try_recv().is_err() {
+                tokio::task::yield_now().await;
+            }
+            responder.forget(TextOf::Knobs);
+            release.send(()).unwrap();
+            assert_eq!(client.await.unwrap().status(), StatusCode::OK);
+            assert_eq!(responder.kept(TextOf::Knobs), None);
+            let listing = || (StatusCode::OK, json!({ "value": "new" }));
+            responder.kept_or_ask(TextOf::Knobs, listing).await;
+            assert_eq!(responder.kept(TextOf::Knobs), Some(text(&json!({ "value": "new" }))));
+        });
     }
 
     /// Connections that are ended early do not let in more questions than there are permits.
