@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(problem(client.line(past)), "none came within 10s");
     }
 
-    /// What comes late is not taken for the answer to the next request.
+    /// An answer that comes late is not taken for that to the next request.
     #[test]
     fn promise_3_late_answer_is_left_out() {
         let dir = tempfile::tempdir().unwrap();

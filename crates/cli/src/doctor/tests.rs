@@ -271,7 +271,7 @@ fn doc_2_memory_is_for_one_queue() {
         let found = examined.findings.iter().find(|finding| finding.about == "memlock")?;
         Some((found.severity, found.found.clone(), found.commands.concat()))
     };
-    let all = format!("ulimit -l {}", 4 * of_one >> 10);
+    let all = format!("ulimit -l {}", (4 * of_one) >> 10);
     let (severity, _, command) = memory(&with(of_one - 1)).unwrap();
     assert_eq!((severity, &command), (Severity::Stops, &all));
     let few = with(2 * of_one);
