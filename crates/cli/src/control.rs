@@ -256,7 +256,9 @@ fn save(client: &mut ControlClient, file: Option<PathBuf>) -> Result<PathBuf, Fa
         }
         None => match client.config() {
             Ok(path) => path,
-            Err(forebay_sys::Error::Refused(refused)) if refused.errno == Errno::NoEnt => {
+            Err(forebay_sys::Error::Refused(refused))
+                if matches!(refused.errno, Errno::NoEnt | Errno::Inval) =>
+            {
                 return Err(Failure::usage(refused.why, "say where: --save FILE"));
             }
             Err(error) => return Err(error.into()),

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Read, Write};
+use std::mem;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
-/// Maximum time to connect, and for one line of an answer; the run itself waits a second for its queues.
+/// Maximum time to connect, and for one line of an answer; the run itself waits five seconds for its queues.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum time for a whole answer, a watch's excepted.
@@ -43,6 +44,10 @@ pub struct ControlClient {
     start: usize,
     /// Number of bytes of `read` that were searched for the end of a line.
     searched: usize,
+    /// Maximum time for one line of an answer.
+    timeout: Duration,
+    /// True if an answer, or the rest of one, did not come in time.
+    is_owed: bool,
 }
 
 /// A line of an answer.
@@ -82,7 +87,15 @@ impl ControlClient {
             source => Error::NoRun { path: path.to_owned(), source: source.into() },
         };
         let stream = reach(path, timeout).map_err(unreachable)?;
-        Ok(Self { path: path.to_owned(), stream, read: Vec::new(), start: 0, searched: 0 })
+        let (path, read) = (path.to_owned(), Vec::new());
+        Ok(Self { path, stream, read, start: 0, searched: 0, timeout, is_owed: false })
+    }
+
+    /// True if an answer did not come in time. The next request waits for its end first, so that the
+    /// connection remains of use once the run answers again.
+    #[must_use]
+    pub fn is_answer_owed(&self) -> bool {
+        self.is_owed
     }
 
     /// True if the run belongs to the calling user: file paths from another user's run are not
@@ -113,11 +126,21 @@ impl ControlClient {
     }
 
     fn answer(&mut self, request: &str) -> Result<Vec<String>> {
+        if mem::take(&mut self.is_owed) {
+            match self.rest_of_answer() {
+                Ok(_) | Err(Error::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
         self.send(request)?;
+        self.rest_of_answer()
+    }
+
+    fn rest_of_answer(&mut self) -> Result<Vec<String>> {
         let until = Instant::now() + WHOLE_ANSWER_TIMEOUT;
         let (mut lines, mut len_bytes) = (Vec::new(), 0);
         loop {
-            match self.line(By::Time(until.min(Instant::now() + ANSWER_TIMEOUT)))? {
+            match self.line(By::Time(until.min(Instant::now() + self.timeout)))? {
                 AnswerLine::Part(line) => {
                     len_bytes += line.len() + ANSWER_LINE_COST_BYTES;
                     if len_bytes > ANSWER_BYTES_MAX {
@@ -226,7 +249,8 @@ impl ControlClient {
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                return Err(silent(&self.path, ANSWER_TIMEOUT));
+                self.is_owed = true;
+                return Err(silent(&self.path, self.timeout));
             }
             let set = self.stream.set_read_timeout(left);
             match set.and_then(|()| (&self.stream).read(&mut bytes)) {
@@ -393,6 +417,28 @@ mod tests {
         assert!(matches!(client.line(by), Ok(AnswerLine::Part(line)) if line == "3"));
         let past = By::Time(Instant::now());
         assert_eq!(problem(client.line(past)), "none came within 10s");
+    }
+
+    /// An answer that comes late is not taken for that to the next request.
+    #[test]
+    fn promise_3_late_answer_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let timeout = Duration::from_millis(20);
+        let mut client = ControlClient::connect_within(&path, timeout).unwrap();
+        let (mut run, _) = listener.accept().unwrap();
+        run.write_all(b"1\n").unwrap();
+        assert_eq!(problem(client.ask("get a")), "none came within 20ms");
+        assert_eq!(problem(client.ask("get b")), "none came within 20ms");
+        assert!(client.is_answer_owed());
+        client.timeout = ANSWER_TIMEOUT;
+        run.write_all(b"error EBUSY: late\n3\nok\n").unwrap();
+        assert_eq!(client.ask("get c").unwrap(), ["3"]);
+        assert!(!client.is_answer_owed());
+        let mut asked = [0; 64];
+        let count = run.read(&mut asked).unwrap();
+        assert_eq!(&asked[..count], b"get a\nget c\n");
     }
 
     #[test]

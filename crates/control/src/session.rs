@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_rx::CpuId;
@@ -154,7 +154,7 @@ impl SessionContext {
             Request::Resume(cpu) => self.command(*cpu, Control::resume),
             Request::Kill(cpu) => self.command(*cpu, Control::kill),
             Request::Config => match &self.config {
-                Some(path) => Ok(vec![path.display().to_string()]),
+                Some(path) => told_path(path),
                 None => Err(Refused::new(Errno::NoEnt, "the run was started without --config")),
             },
             Request::Metrics => match &self.metrics {
@@ -225,6 +225,14 @@ impl Control {
             lines.extend(further);
         }
         Ok(lines)
+    }
+}
+
+/// Path as the line of an answer. Another one in its place would be written to.
+fn told_path(path: &Path) -> SessionAnswer {
+    match path.to_str() {
+        Some(text) if !text.contains('\n') => Ok(vec![text.to_owned()]),
+        _ => Err(invalid(format!("the path of the config file, {path:?}, is not a line of UTF-8"))),
     }
 }
 
@@ -369,6 +377,20 @@ mod tests {
         assert_eq!(heard(&of_len(LINE_BYTES_MAX)), [HeardLine::Line(longest), HeardLine::Gone]);
         assert_eq!(heard(&of_len(LINE_BYTES_MAX + 1)), [HeardLine::TooLong]);
         assert_eq!(heard(&vec![b'x'; 10 * LINE_BYTES_MAX]), [HeardLine::TooLong]);
+    }
+
+    #[test]
+    fn promise_8_untellable_path_is_refused() {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+
+        let told = |path: &[u8]| told_path(Path::new(OsStr::from_bytes(path)));
+        assert_eq!(told("/etc/fé b.toml".as_bytes()), Ok(vec!["/etc/fé b.toml".to_owned()]));
+        for (path, shown) in [(&b"/etc/a\nb"[..], "/etc/a\\nb"), (b"/etc/a\xff", "/etc/a\\xFF")] {
+            let Refused { errno, why } = told(path).unwrap_err();
+            assert_eq!(errno, Errno::Inval);
+            assert!(why.contains(shown), "{why}");
+        }
     }
 
     #[test]

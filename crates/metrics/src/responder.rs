@@ -1,9 +1,10 @@
 //! Answers to requests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_sys::random_key;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
@@ -35,9 +36,10 @@ type Refusal = (StatusCode, &'static str);
 /// Answers requests.
 pub(crate) struct Responder {
     metrics: Metrics,
+    /// Name of this run, which no other has.
+    run: String,
     access: Access,
-    /// Last texts, by what they are of.
-    last: Mutex<Vec<KeptText>>,
+    last: Mutex<KeptTexts>,
     /// Permits of the questions that are being answered, even if nobody waits for the answer any more.
     questions: Arc<Semaphore>,
 }
@@ -48,6 +50,14 @@ pub(crate) struct Access {
     pub(crate) token: Option<PageToken>,
     /// True if only processes of this machine reach the server, and no proxy is expected.
     pub(crate) is_local: bool,
+}
+
+/// Last texts, by what they are of.
+#[derive(Default)]
+struct KeptTexts {
+    texts: Vec<KeptText>,
+    /// Number of times that texts were forgotten. What began to be made before is not kept.
+    forgotten: u64,
 }
 
 /// Text of an answer, sent again while it is recent.
@@ -78,7 +88,8 @@ impl TextOf {
 impl Responder {
     pub(crate) fn new(metrics: Metrics, access: Access) -> Self {
         let questions = Arc::new(Semaphore::new(QUESTIONS_MAX));
-        Self { metrics, access, last: Mutex::default(), questions }
+        let run = format!("{:032x}", u128::from_ne_bytes(random_key()));
+        Self { metrics, run, access, last: Mutex::default(), questions }
     }
 
     /// Answers a request, and sets `is_whole` once all of it is there. No answer is for other sites'
@@ -150,7 +161,11 @@ impl Responder {
             Api::State => {
                 // Peers are told to those who may search for their flows.
                 let shows_peers = self.may_search(headers).is_ok();
-                let make = || text(&page::state(&self.metrics, shows_peers));
+                let make = || {
+                    let mut state = page::state(&self.metrics, shows_peers);
+                    state["run"] = self.run.as_str().into();
+                    text(&state)
+                };
                 let text = self.kept_or(TextOf::State(shows_peers), make);
                 response(StatusCode::OK, "application/json", text)
             }
@@ -246,45 +261,52 @@ impl Responder {
         match self.kept(of) {
             Some(text) => response(StatusCode::OK, "application/json", text),
             None => {
+                let forgotten = self.last().forgotten;
                 let answer = self.ask(ask).await;
-                self.keep_body(of, answer).await
+                self.keep_body(of, answer, forgotten).await
             }
         }
     }
 
     /// Last text, or a new one.
     fn kept_or(&self, of: TextOf, make: impl FnOnce() -> Bytes) -> Bytes {
+        let forgotten = self.last().forgotten;
         let text = self.kept(of).unwrap_or_else(make);
-        self.keep(of, text.clone());
+        self.keep(of, text.clone(), forgotten);
         text
     }
 
     /// Last text, if it is recent.
     fn kept(&self, of: TextOf) -> Option<Bytes> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.retain(|kept| kept.made.elapsed() < kept.of.age_max());
-        last.iter().find(|kept| kept.of == of).map(|kept| kept.text.clone())
+        let texts = &mut self.last().texts;
+        texts.retain(|kept| kept.made.elapsed() < kept.of.age_max());
+        texts.iter().find(|kept| kept.of == of).map(|kept| kept.text.clone())
     }
 
     fn forget(&self, of: TextOf) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.retain(|kept| kept.of != of);
+        let mut last = self.last();
+        last.texts.retain(|kept| kept.of != of);
+        last.forgotten += 1;
     }
 
-    /// Keeps a text, unless a recent one is kept.
-    fn keep(&self, of: TextOf, text: Bytes) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.iter().all(|kept| kept.of != of) {
-            last.push(KeptText { of, text, made: Instant::now() });
+    /// Keeps a text, unless a recent one is kept, or texts were forgotten after it began to be made.
+    fn keep(&self, of: TextOf, text: Bytes, forgotten: u64) {
+        let mut last = self.last();
+        if last.forgotten == forgotten && last.texts.iter().all(|kept| kept.of != of) {
+            last.texts.push(KeptText { of, text, made: Instant::now() });
         }
     }
 
+    fn last(&self) -> MutexGuard<'_, KeptTexts> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Keeps the text of an answer, if it is a good one.
-    async fn keep_body(&self, of: TextOf, answer: Answer) -> Answer {
+    async fn keep_body(&self, of: TextOf, answer: Answer, forgotten: u64) -> Answer {
         let (parts, body) = answer.into_parts();
         let Ok(body) = body.collect().await.map(|body| body.to_bytes());
         if parts.status == StatusCode::OK {
-            self.keep(of, body.clone());
+            self.keep(of, body.clone(), forgotten);
         }
         Response::from_parts(parts, Full::new(body))
     }
@@ -333,6 +355,35 @@ mod tests {
     fn responder() -> Responder {
         let access = Access { hosts: Vec::new(), token: None, is_local: true };
         Responder::new(Metrics::new(), access)
+    }
+
+    /// A listing that began before a change is not sent to others after it.
+    #[test]
+    fn pag_3_earlier_list_is_not_kept() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let responder = Arc::new(responder());
+            let (release, waits) = mpsc::channel::<()>();
+            let (begins, begun) = mpsc::channel();
+            let listing = move || {
+                begins.send(()).unwrap();
+                waits.recv().unwrap();
+                (StatusCode::OK, json!({ "value": "old" }))
+            };
+            let asked = Arc::clone(&responder);
+            let client =
+                tokio::spawn(async move { asked.kept_or_ask(TextOf::Knobs, listing).await });
+            while begun.try_recv().is_err() {
+                tokio::task::yield_now().await;
+            }
+            responder.forget(TextOf::Knobs);
+            release.send(()).unwrap();
+            assert_eq!(client.await.unwrap().status(), StatusCode::OK);
+            assert_eq!(responder.kept(TextOf::Knobs), None);
+            let listing = || (StatusCode::OK, json!({ "value": "new" }));
+            responder.kept_or_ask(TextOf::Knobs, listing).await;
+            assert_eq!(responder.kept(TextOf::Knobs), Some(text(&json!({ "value": "new" }))));
+        });
     }
 
     /// Connections that are ended early do not let in more questions than there are permits.

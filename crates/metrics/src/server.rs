@@ -85,7 +85,7 @@ impl MetricsServer {
             runtime.spawn(accept(listener, responder));
             runtime.block_on(ended.notified());
             // All connections end with the runtime; a question that queues no longer answer goes on
-            // for at most a second.
+            // for at most five seconds.
             runtime.shutdown_background();
         };
         let thread = thread::Builder::new().name("metrics".to_owned()).spawn(serve);

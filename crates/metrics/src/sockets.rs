@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use forebay::net::Net;
 use forebay::net::counters::{NetworkDrop, SocketCounts};
+use forebay_stack::network::neighbours::NeighbourDrops;
 use prometheus_client::registry::Unit;
 
 use crate::families::{Families, Label, gauge};
@@ -97,18 +98,9 @@ pub(crate) fn encode_network(net: &Net, families: &mut Families<'_>) -> fmt::Res
         ([("reason", reason.name())], count)
     });
     families.counters(dropped, None, each)?;
-    let waiting = net.neighbour_drops();
     let neighbours = ("neighbour_drops", "Datagrams dropped while they waited for a neighbour");
-    let each = [
-        ("neigh_queuefull", waiting.neigh_queuefull),
-        ("neigh_failed", waiting.neigh_failed),
-        ("neigh_dead", waiting.neigh_dead),
-    ];
-    families.counters(
-        neighbours,
-        None,
-        each.map(|(reason, count)| ([("reason", reason)], count)),
-    )?;
+    let each = neighbour_drops(net).map(|(reason, count)| ([("reason", reason)], count));
+    families.counters(neighbours, None, each)?;
     let (snmp, netstat, snmp6) = (net.snmp(), net.netstat(), net.snmp6());
     let events =
         ("network_events", "Counters of /proc/net/snmp, netstat and snmp6, by their names there");
@@ -118,6 +110,16 @@ pub(crate) fn encode_network(net: &Net, families: &mut Families<'_>) -> fmt::Res
         None,
         each.collect::<Vec<_>>().iter().map(|(name, count)| ([("name", name.as_str())], *count)),
     )
+}
+
+/// Datagrams dropped while they waited for a neighbour, by reason.
+pub(crate) fn neighbour_drops(net: &Net) -> [(&'static str, u64); 3] {
+    let NeighbourDrops { neigh_queuefull, neigh_failed, neigh_dead } = net.neighbour_drops();
+    [
+        ("neigh_queuefull", neigh_queuefull),
+        ("neigh_failed", neigh_failed),
+        ("neigh_dead", neigh_dead),
+    ]
 }
 
 /// Counters in pairs of lines: the names after a protocol, and the values after the same.

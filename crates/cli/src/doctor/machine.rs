@@ -65,18 +65,29 @@ fn privileges(machine: &MachineFacts) -> Option<Finding> {
 }
 
 fn locked_memory(machine: &MachineFacts, queues: u16) -> Option<Finding> {
-    let needed_bytes = locked_memory_bytes(machine.allowed.cpus().len(), queues);
-    if machine.ipc_lock.is_none() || machine.memlock_bytes >= needed_bytes {
+    let queue_bytes = locked_memory_bytes(machine.allowed.cpus().len(), 1);
+    let all_bytes = queue_bytes * u64::from(queues);
+    if machine.ipc_lock.is_none() || machine.memlock_bytes >= all_bytes {
         return None;
     }
-    let (limit_kib, needed_kib) = (machine.memlock_bytes >> 10, needed_bytes >> 10);
+    let enough_for = machine.memlock_bytes / queue_bytes;
+    let (limit_kib, queue_kib) = (machine.memlock_bytes >> 10, queue_bytes >> 10);
     let found = format!(
         "{limit_kib} KiB of memory may be locked; the packet memory of AF_XDP takes about \
-         {needed_kib} KiB"
+         {queue_kib} KiB"
     );
-    let finding = Finding::new(Stops, "memlock", found);
-    let finding = finding.command(format!("ulimit -l {needed_kib}"));
-    Some(finding.gain("AF_XDP can register its packet memory; a unit has LimitMEMLOCK for it"))
+    let (severity, found, gain) = match enough_for {
+        0 => (Stops, found, "AF_XDP can register its packet memory"),
+        // A run polls one queue unless told otherwise.
+        _ => (
+            Note,
+            format!("{found} for each queue: it is enough for {enough_for} of {queues} queues"),
+            "a run can poll all queues by AF_XDP",
+        ),
+    };
+    let finding = Finding::new(severity, "memlock", found);
+    let finding = finding.command(format!("ulimit -l {}", all_bytes >> 10));
+    Some(finding.gain(format!("{gain}; a unit has LimitMEMLOCK for it")))
 }
 
 fn kernel(machine: &MachineFacts) -> Option<Finding> {

@@ -257,6 +257,30 @@ fn doc_2_device_findings_have_commands() {
     }
 }
 
+/// A run polls one queue by default.
+#[test]
+fn doc_2_memory_is_for_one_queue() {
+    let of_one = locked_memory_bytes(2, 1);
+    let with = |memlock_bytes| {
+        let mut device = device();
+        (device.interface.rx_queues, device.rx_queues_max) = (4, Some(4));
+        let ipc_lock = missing("CAP_IPC_LOCK");
+        examined(&MachineFacts { ipc_lock, memlock_bytes, ..machine() }, Some(&device))
+    };
+    let memory = |examined: &Examined| {
+        let found = examined.findings.iter().find(|finding| finding.about == "memlock")?;
+        Some((found.severity, found.found.clone(), found.commands.concat()))
+    };
+    let all = format!("ulimit -l {}", (4 * of_one) >> 10);
+    let (severity, _, command) = memory(&with(of_one - 1)).unwrap();
+    assert_eq!((severity, &command), (Severity::Stops, &all));
+    let few = with(2 * of_one);
+    let (severity, found, command) = memory(&few).unwrap();
+    assert_eq!((severity, command, few.exit_code()), (Severity::Note, all, 1), "the queues cost");
+    assert!(found.contains("2 of 4 queues"), "{found}");
+    assert_eq!(memory(&with(4 * of_one)), None);
+}
+
 #[test]
 fn doc_2_queues_and_interrupts_are_judged() {
     use Severity::{Costs, Note};

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Filter};
 
+use super::REPORTS_TARGET;
 use super::text::message_of;
 
 /// Upper bound on printed messages with the same text, per second.
@@ -121,7 +122,10 @@ impl<S: Subscriber> Filter<S> for &'static MessageLimit {
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
-        !self.is_on.load(Ordering::Relaxed) || self.admits(message_of(event), Instant::now())
+        // A report that is suppressed would take its numbers along.
+        !self.is_on.load(Ordering::Relaxed)
+            || event.metadata().target() == REPORTS_TARGET
+            || self.admits(message_of(event), Instant::now())
     }
 }
 

@@ -27,6 +27,9 @@ const SUPPRESSED_PERIOD: Duration = Duration::from_secs(1);
 /// First part of the targets whose events are messages. Those of dependencies are not.
 const TARGET: &str = "forebay";
 
+/// Target of the reports of suppressed messages, and of nothing else.
+const REPORTS_TARGET: &str = module_path!();
+
 /// First part of the names of fields in the journal.
 const FIELD_PREFIX: &str = "FOREBAY";
 
@@ -97,10 +100,60 @@ impl Drop for SuppressedReports {
 
 fn log_suppressed(suppressed: Suppressed) {
     for (message, times) in suppressed.same {
-        warn!(suppressed = times, "{times} times more within a second: {message}");
+        warn!(
+            target: REPORTS_TARGET,
+            suppressed = times,
+            "{times} times more within a second: {message}"
+        );
     }
     if suppressed.others > 0 {
         let others = suppressed.others;
-        warn!(suppressed = others, "{others} further messages within a second are left out");
+        warn!(
+            target: REPORTS_TARGET,
+            suppressed = others,
+            "{others} further messages within a second are left out"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::{Arc, Mutex};
+
+    use tracing::{Event, Subscriber};
+    use tracing_subscriber::layer::Context;
+
+    use super::text::message_of;
+    use super::*;
+
+    /// Layer that keeps messages.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<String>>>);
+
+    impl<S: Subscriber> Layer<S> for Kept {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            self.0.lock().unwrap().push(message_of(event));
+        }
+    }
+
+    #[test]
+    fn ops_1_reports_are_told_above_limit() {
+        let (kept, limit) = (Kept::default(), Box::leak(Box::<MessageLimit>::default()));
+        limit.set_on(true);
+        let layer = kept.clone().with_filter(&*limit);
+        let subscriber = tracing_subscriber::registry().with(layer);
+        let printed = || kept.0.lock().unwrap().len();
+        tracing::subscriber::with_default(subscriber, || {
+            for number in 0..1_000 {
+                warn!("{number}");
+            }
+            let before = printed();
+            let same: HashMap<_, _> = (0..50).map(|number| (number.to_string(), 1)).collect();
+            for _ in 0..10 {
+                log_suppressed(Suppressed { same: same.clone(), others: 7 });
+            }
+            assert_eq!((before < 1_000, printed() - before), (true, 10 * 51));
+        });
     }
 }

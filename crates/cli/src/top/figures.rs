@@ -3,6 +3,7 @@
 /// Rate or number with at most six characters, as in `590.1k`.
 pub(super) fn short(number: f64) -> String {
     match number {
+        n if n >= 999_950_000_000.0 => scaled(n / 1e12, "T"),
         n if n >= 999_950_000.0 => scaled(n / 1e9, "G"),
         n if n >= 999_950.0 => scaled(n / 1e6, "M"),
         n if n >= 9_999.5 => format!("{:.1}k", n / 1e3),
@@ -37,13 +38,25 @@ pub(super) fn percent(share: f64) -> String {
     }
 }
 
-/// Time as in `28.1 µs`.
+/// Time with at most eight characters, as in `28.1 µs`.
 pub(super) fn time(seconds: f64) -> String {
     match seconds {
-        s if s >= 1.0 => format!("{s:.1} s"),
-        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
-        s if s >= 1e-6 => format!("{:.1} µs", s * 1e6),
+        s if s >= 5_997.0 => format!("{:.1} h", s / 3600.0),
+        s if s >= 999.95 => format!("{:.1} min", s / 60.0),
+        s if s >= 0.99995 => format!("{s:.1} s"),
+        s if s >= 0.99995e-3 => format!("{:.1} ms", s * 1e3),
+        s if s >= 999.5e-9 => format!("{:.1} µs", s * 1e6),
         s => format!("{:.0} ns", s * 1e9),
+    }
+}
+
+/// Time since an event with at most ten characters, as in `28 min ago`.
+pub(super) fn ago(seconds: f64) -> String {
+    match seconds {
+        s if s >= 359_820.0 => format!("{:.0} d ago", s / 86_400.0),
+        s if s >= 5_970.0 => format!("{:.0} h ago", s / 3600.0),
+        s if s >= 999.5 => format!("{:.0} min ago", s / 60.0),
+        s => format!("{s:.0} s ago"),
     }
 }
 
@@ -64,6 +77,7 @@ mod tests {
             (1_210_000.0, "1.21M"),
             (336e6, "336.0M"),
             (1e9, "1.00G"),
+            (999_999e6, "1.00T"),
         ] {
             assert_eq!(short(number), text);
             assert!(text.len() <= 6);
@@ -76,10 +90,32 @@ mod tests {
         {
             assert_eq!(percent(share), text);
         }
-        for (seconds, text) in
-            [(0.0, "0 ns"), (28.1e-6, "28.1 µs"), (2.2e-3, "2.2 ms"), (61.0, "61.0 s")]
-        {
+        for (seconds, text) in [
+            (0.0, "0 ns"),
+            (999.6e-9, "1.0 µs"),
+            (28.1e-6, "28.1 µs"),
+            (999.94e-6, "999.9 µs"),
+            (999.96e-6, "1.0 ms"),
+            (2.2e-3, "2.2 ms"),
+            (0.99996, "1.0 s"),
+            (61.0, "61.0 s"),
+            (999.96, "16.7 min"),
+            (5_998.0, "1.7 h"),
+        ] {
             assert_eq!(time(seconds), text);
+            assert!(text.chars().count() <= 8);
+        }
+        for (seconds, text) in [
+            (7.2, "7 s ago"),
+            (999.4, "999 s ago"),
+            (1234.0, "21 min ago"),
+            (5_969.0, "99 min ago"),
+            (5_970.0, "2 h ago"),
+            (359_819.0, "100 h ago"),
+            (86_400_000.0, "1000 d ago"),
+        ] {
+            assert_eq!(ago(seconds), text);
+            assert!(text.chars().count() <= 10);
         }
     }
 }

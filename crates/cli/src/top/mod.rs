@@ -4,6 +4,7 @@ mod sample; //  metrics at one time
 mod model; //   rates and shares between two samples
 mod flows; //   flows with the most packets
 mod figures; // numbers that fit a column
+mod cell; //    cells of tables
 mod tables; //  tables of a model
 mod state; //   what is shown, and what keys change in it
 mod keys; //    keys and their actions

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_control::top_flows::TopFlow;
 
 use super::flows::{FlowRow, flow_rows};
-use super::sample::{Key, Sample};
+use super::sample::{Key, Sample, sum_of};
 
 /// State of a run between two samples.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -124,6 +124,9 @@ pub(super) struct TcpRow {
     pub(super) unacknowledged: f64,
 }
 
+/// State of a TCP listener.
+pub(super) const LISTEN: &str = "LISTEN";
+
 /// Number of samples whose flows are summed.
 const FLOW_SAMPLES: usize = 5;
 
@@ -170,6 +173,9 @@ pub(super) struct History {
 impl History {
     /// Model between the last sample and this one; `None` for the first.
     pub(super) fn model(&mut self, now: Sample) -> Option<Model> {
+        if self.last.as_ref().is_some_and(|last| last.connection != now.connection) {
+            *self = Self::default();
+        }
         if self.flows.len() == FLOW_SAMPLES {
             self.flows.pop_front();
         }
@@ -196,9 +202,10 @@ impl History {
         self.last.as_ref().map(|last| now.duration_since(last.at))
     }
 
-    /// Forgets the last sample, as another run or a pause begins.
-    pub(super) fn forget(&mut self) {
+    /// Forgets what changes with time, as a pause ends.
+    pub(super) fn pause(&mut self) {
         self.last = None;
+        self.flows.clear();
     }
 }
 
@@ -226,14 +233,9 @@ impl Change<'_> {
         self.now.at.duration_since(self.before.at).as_secs_f64().max(1e-9)
     }
 
-    /// Growth of a counter by some of its labels. A counter of a new run begins again at 0.
+    /// Growth of a counter by some of its labels.
     fn growth(&self, name: &str, labels: &[&str]) -> BTreeMap<Key, f64> {
-        let before = self.before.by(name, labels);
-        let grown = |(key, now): (Key, f64)| {
-            let growth = now - before.get(&key).copied().unwrap_or(0.0);
-            (key, growth.max(0.0))
-        };
-        self.now.by(name, labels).into_iter().map(grown).collect()
+        self.now.growth_since(self.before, name, labels)
     }
 
     /// Growth of a counter per second, by some of its labels.
@@ -244,7 +246,7 @@ impl Change<'_> {
     }
 
     fn rate(&self, name: &str) -> f64 {
-        (self.now.sum(name) - self.before.sum(name)).max(0.0) / self.passed_s()
+        sum_of(self.growth(name, &[]).into_values()) / self.passed_s()
     }
 
     /// Mean of the values that a histogram gained, by some of its labels.
@@ -411,7 +413,7 @@ impl Change<'_> {
         let backlog = self.now.by("forebay_tcp_listener_backlog", LISTENER);
         let waiting = self.now.by("forebay_tcp_listener_waiting_connections", LISTENER);
         let listeners = waiting.into_iter().map(|(key, waiting)| TcpRow {
-            state: "LISTEN".to_owned(),
+            state: LISTEN.to_owned(),
             unread: waiting,
             unacknowledged: backlog.get(&key).copied().unwrap_or(0.0),
             name: key.into_iter().next_back().unwrap_or_default(),

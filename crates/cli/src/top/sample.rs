@@ -4,9 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use forebay_control::top_flows::TopFlow;
+use forebay_metrics::{CONNECTIONS_LISTED_MAX, SOCKETS_LISTED_MAX};
 
 /// Values of the labels by which samples are told apart.
 pub(super) type Key = Vec<String>;
+
+/// First parts of the names of metrics of lists, and the most members that a list has.
+const LISTS: [(&str, usize); 2] =
+    [("forebay_tcp_connection_", CONNECTIONS_LISTED_MAX), ("forebay_socket_", SOCKETS_LISTED_MAX)];
 
 /// Metrics of a run at one time.
 #[derive(Clone, Debug)]
@@ -17,6 +22,8 @@ pub(super) struct Sample {
     pub(super) masks: Masks,
     /// Flows with the most packets in a sample of bursts.
     pub(super) flows: Vec<TopFlow>,
+    /// Number of the connection that it came by. Another one may be to another run.
+    pub(super) connection: u64,
 }
 
 /// Masks `rps_cpus`, by the names of their queues.
@@ -57,22 +64,43 @@ impl Sample {
                 families.entry(name.to_owned()).or_default().push(series);
             }
         }
-        Self { at, families, masks, flows: Vec::new() }
+        Self { at, families, masks, flows: Vec::new(), connection: 0 }
     }
 
     /// Sums of a metric's values by some of its labels.
     pub(super) fn by(&self, name: &str, labels: &[&str]) -> BTreeMap<Key, f64> {
         let mut sums = BTreeMap::new();
         for series in self.families.get(name).into_iter().flatten() {
-            let key = labels.iter().map(|label| series.label(label).to_owned()).collect();
-            *sums.entry(key).or_insert(0.0) += series.value;
+            *sums.entry(series.key(labels)).or_insert(0.0) += series.value;
         }
         sums
     }
 
+    /// Growth of a counter since an earlier sample, by some of its labels. Each set of labels has a
+    /// counter of its own, which begins at 0 in a new run. What enters a list that was full did not
+    /// grow, as far as the samples tell: it may have been there before.
+    pub(super) fn growth_since(
+        &self,
+        before: &Self,
+        name: &str,
+        labels: &[&str],
+    ) -> BTreeMap<Key, f64> {
+        let earlier = before.families.get(name).map_or(&[][..], Vec::as_slice);
+        let was_full = LISTS.iter().any(|(of, max)| name.starts_with(of) && earlier.len() >= *max);
+        let earlier: HashMap<_, _> =
+            earlier.iter().map(|series| (&series.labels, series.value)).collect();
+        let mut growth = BTreeMap::new();
+        for series in self.families.get(name).into_iter().flatten() {
+            let new = if was_full { series.value } else { 0.0 };
+            let then = earlier.get(&series.labels).copied().unwrap_or(new);
+            *growth.entry(series.key(labels)).or_insert(0.0) += (series.value - then).max(0.0);
+        }
+        growth
+    }
+
     /// Sum of a metric's values.
     pub(super) fn sum(&self, name: &str) -> f64 {
-        self.families.get(name).into_iter().flatten().map(|series| series.value).sum()
+        sum_of(self.families.get(name).into_iter().flatten().map(|series| series.value))
     }
 
     /// True if the run has this metric.
@@ -82,10 +110,19 @@ impl Sample {
 }
 
 impl Series {
+    fn key(&self, labels: &[&str]) -> Key {
+        labels.iter().map(|label| self.label(label).to_owned()).collect()
+    }
+
     fn label(&self, name: &str) -> &str {
         let named = self.labels.iter().find(|(label, _)| label == name);
         named.map_or("", |(_, value)| value.as_str())
     }
+}
+
+/// Sum of values. That of none is 0, and not -0 as the standard library's.
+pub(super) fn sum_of(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().fold(0.0, |sum, value| sum + value)
 }
 
 /// Metric of a line, and its value.

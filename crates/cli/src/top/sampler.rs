@@ -1,6 +1,7 @@
 //! Thread that asks the run: for samples at an interval, about the followed flow, for changes. The
 //! screen never waits for it.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread;
@@ -77,6 +78,8 @@ impl Sampler {
 pub(super) struct Link {
     path: PathBuf,
     client: Option<ControlClient>,
+    /// Number of connections that were made.
+    connections: u64,
 }
 
 /// Reason for the absence of an answer.
@@ -92,7 +95,7 @@ impl Link {
     /// Connects to the run that listens at `path`.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let client = Some(ControlClient::connect(path)?);
-        Ok(Self { path: path.to_owned(), client })
+        Ok(Self { path: path.to_owned(), client, connections: 1 })
     }
 
     /// Name of the run: that of its socket.
@@ -110,6 +113,7 @@ impl Link {
             Err(NoAnswer::Because(Error::Refused(_))) => Vec::new(),
             flows => flows?,
         };
+        sample.connection = self.connections;
         sample.flows = flows.iter().filter_map(|line| line.parse().ok()).collect();
         Ok(sample)
     }
@@ -118,7 +122,11 @@ impl Link {
     pub(super) fn ask(&mut self, request: &str) -> Result<Vec<String>, NoAnswer> {
         let client = match &mut self.client {
             Some(client) => client,
-            none => none.insert(ControlClient::connect(&self.path).map_err(NoAnswer::Ended)?),
+            none => {
+                let client = connect(&self.path)?;
+                self.connections += 1;
+                none.insert(client)
+            }
         };
         let error = match client.ask(request) {
             Ok(lines) => return Ok(lines),
@@ -126,13 +134,31 @@ impl Link {
         };
         match &error {
             Error::NoRun { .. } => {
-                self.client = Some(ControlClient::connect(&self.path).map_err(NoAnswer::Ended)?);
+                self.client = None;
+                self.client = Some(connect(&self.path)?);
+                self.connections += 1;
             }
-            // The rest may still come, which would be taken for the answer to the next request.
-            Error::Answer { .. } => self.client = None,
+            // The rest of a wrong answer would be taken for the answer to the next request.
+            Error::Answer { .. } if !client.is_answer_owed() => self.client = None,
             _ => {}
         }
         Err(NoAnswer::Because(error))
+    }
+}
+
+fn connect(path: &Path) -> Result<ControlClient, NoAnswer> {
+    ControlClient::connect(path).map_err(no_connection)
+}
+
+/// Reason for the absence of a connection: a run that has ended, or one that accepts nobody now.
+fn no_connection(error: Error) -> NoAnswer {
+    match &error {
+        Error::NoRun { source, .. }
+            if matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) =>
+        {
+            NoAnswer::Ended(error)
+        }
+        _ => NoAnswer::Because(error),
     }
 }
 
@@ -196,5 +222,29 @@ impl SamplerThread {
         let lines = self.link.ask(&format!("set {setting}"))?;
         self.send(Told::Message(lines.join("; ")));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn top_5_stopped_run_has_not_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.sock");
+        let has_ended = || matches!(connect(&path), Err(NoAnswer::Ended(_)));
+        assert!(has_ended(), "there is no socket");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(has_ended(), "nobody listens");
+        // As of a run that is stopped and whose queue is full, and of one of another user.
+        let silent = Error::Answer { path: path.clone(), problem: "none came".to_owned() };
+        let denied =
+            Error::NoRun { path: path.clone(), source: ErrorKind::PermissionDenied.into() };
+        for error in [silent, denied] {
+            assert!(matches!(no_connection(error), NoAnswer::Because(_)));
+        }
     }
 }

@@ -16,7 +16,6 @@ use super::keys;
 use super::model::{History, Model};
 use super::sampler::{Ask, Sampler, Told};
 use super::state::{Action, Effect, ViewState};
-use super::tables::{TableKind, arranged};
 use super::view::{Palette, View};
 use crate::failure::Failure;
 use crate::signals::on_first_signal;
@@ -112,23 +111,15 @@ impl Screen {
     }
 
     fn apply(&mut self, action: Action) -> Option<Effect> {
-        let (rows, flow) = (self.rows(), self.first_flow());
+        let flow = self.model.as_ref().and_then(|model| self.state.first_flow(model));
+        let rows = self.rows();
         self.state.apply(action, rows, flow)
-    }
-
-    /// First flow that is shown.
-    fn first_flow(&self) -> Option<FlowName> {
-        let (model, kind) = (self.model.as_ref()?, TableKind::Flows);
-        let sorting = self.state.sortings[kind.index()];
-        let rows = arranged(kind.rows(model), &self.state.filter, sorting);
-        rows.get(self.state.scrolled[kind.index()])?.first()?.text.parse().ok()
     }
 
     /// Number of rows of the focused table.
     fn rows(&self) -> usize {
-        let Some(model) = &self.model else { return 0 };
-        let kind = self.state.focus;
-        arranged(kind.rows(model), &self.state.filter, self.state.sortings[kind.index()]).len()
+        let model = self.model.as_ref();
+        model.map_or(0, |model| self.state.rows(self.state.focus, model).len())
     }
 
     fn view(&self) -> View<'_> {
@@ -163,7 +154,7 @@ impl Screen {
             Effect::Set(setting) => self.sampler.ask(Ask::Set(setting)),
             Effect::Pause(is_paused) => {
                 if !is_paused {
-                    self.history.forget();
+                    self.history.pause();
                 }
                 self.sampler.ask(Ask::Pause(is_paused));
             }

@@ -2,7 +2,9 @@
 
 use forebay_control::FlowName;
 
-use super::tables::{Sorting, TableKind};
+use super::cell::Cell;
+use super::model::{LISTEN, Model};
+use super::tables::{Sorting, TableKind, arranged};
 
 /// Maximum length of typed text, in characters.
 const TYPED_MAX: usize = 200;
@@ -117,6 +119,24 @@ pub(super) enum Effect {
 }
 
 impl ViewState {
+    /// Rows of a table that are shown, in order.
+    pub(super) fn rows(&self, kind: TableKind, model: &Model) -> Vec<Vec<Cell>> {
+        arranged(kind.rows(model), &self.filter, self.sortings[kind.index()])
+    }
+
+    /// First flow that is shown: if the TCP table has the focus, that of its first connection.
+    pub(super) fn first_flow(&self, model: &Model) -> Option<FlowName> {
+        if self.focus == TableKind::Tcp {
+            let rows = self.rows(TableKind::Tcp, model);
+            let mut shown = rows.iter().skip(self.scrolled[TableKind::Tcp.index()]);
+            let connection = shown.find(|row| row.iter().all(|cell| cell.text != LISTEN))?;
+            return format!("tcp {}", connection.first()?.text).parse().ok();
+        }
+        let kind = TableKind::Flows;
+        let rows = self.rows(kind, model);
+        rows.get(self.scrolled[kind.index()])?.first()?.text.parse().ok()
+    }
+
     /// Applies an action; `rows` is the number of rows of the focused table, and `flow` the one to
     /// be followed if none is typed.
     pub(super) fn apply(
@@ -233,6 +253,7 @@ impl ViewState {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model::TcpRow;
     use super::*;
 
     fn typed(state: &mut ViewState, kind: PromptKind, text: &str) -> Option<Effect> {
@@ -255,6 +276,27 @@ mod tests {
         assert_eq!(state, ViewState::default());
         state.apply(Action::Ask(PromptKind::Flow), 0, Some(flow));
         assert_eq!(state.apply(Action::Enter, 0, None), effect, "the one on top");
+    }
+
+    #[test]
+    fn top_3_tcp_row_gives_its_flow() {
+        let row = |name: &str, state: &str| TcpRow {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            ..TcpRow::default()
+        };
+        let (v4, v6) = ("10.0.0.2:1 > 10.0.0.1:80", "[2001:db8::2]:1 > [2001:db8::1]:80");
+        let tcp = vec![row("0.0.0.0:80", "LISTEN"), row(v4, "ESTAB"), row(v6, "CLOSE-WAIT")];
+        let model = Model { tcp, ..Model::default() };
+        let mut state = ViewState { focus: TableKind::Tcp, ..ViewState::default() };
+        let flow = |name: &str| Some(format!("tcp {name}").parse::<FlowName>().unwrap());
+        assert_eq!(state.first_flow(&model), flow(v4), "a listener has no flow");
+        state.scrolled[TableKind::Tcp.index()] = 2;
+        assert_eq!(state.first_flow(&model), flow(v6));
+        state.focus = TableKind::Flows;
+        assert_eq!(state.first_flow(&model), None, "no flow has packets");
+        state = ViewState { focus: TableKind::Tcp, ..ViewState::default() };
+        assert_eq!(state.first_flow(&Model { tcp: Vec::new(), ..model }), None);
     }
 
     #[test]

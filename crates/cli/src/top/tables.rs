@@ -1,6 +1,7 @@
 //! Tables of a model: their columns, cells and order.
 
-use super::figures::{count, percent, short, time};
+use super::cell::{Cell, Cut};
+use super::figures::{ago, percent, short};
 use super::flows::FlowRow;
 use super::model::{CpuRow, DropRow, Model, QueueRow, SocketRow, TcpRow};
 
@@ -79,18 +80,27 @@ pub(super) struct Column {
     /// Width in cells; `None` for the rest of the line.
     pub(super) width: Option<u16>,
     pub(super) is_text: bool,
+    /// Side of texts that is cut off if they do not fit.
+    pub(super) cut: Cut,
+}
+
+impl Column {
+    /// The same column, whose names are told apart by their ends.
+    const fn by_ends(self) -> Self {
+        Self { cut: Cut::Front, ..self }
+    }
 }
 
 const fn text(title: &'static str, width: u16) -> Column {
-    Column { title, width: Some(width), is_text: true }
+    Column { title, width: Some(width), is_text: true, cut: Cut::End }
 }
 
 const fn number(title: &'static str, width: u16) -> Column {
-    Column { title, width: Some(width), is_text: false }
+    Column { title, width: Some(width), is_text: false, cut: Cut::End }
 }
 
 const fn rest(title: &'static str) -> Column {
-    Column { title, width: None, is_text: true }
+    Column { title, width: None, is_text: true, cut: Cut::End }
 }
 
 const CPU_COLUMNS: [Column; 8] = [
@@ -105,7 +115,7 @@ const CPU_COLUMNS: [Column; 8] = [
 ];
 
 const QUEUE_COLUMNS: [Column; 10] = [
-    rest("queue"),
+    rest("queue").by_ends(),
     number("CPU", 3),
     number("rps_cpus", 8),
     number("pps", 7),
@@ -122,21 +132,21 @@ const FLOW_COLUMNS: [Column; 6] = [
     number("CPU", 4),
     number("pps", 7),
     number("share", 6),
-    text("queue", 9),
+    text("queue", 9).by_ends(),
     text("hash", 8),
 ];
 
 const DROP_COLUMNS: [Column; 5] = [
-    rest("drops at"),
+    rest("drops at").by_ends(),
     text("reason", 26),
     number("pps", 7),
-    number("total", 13),
-    number("last", 9),
+    number("total", 12),
+    number("last", 10),
 ];
 
 const SOCKET_COLUMNS: [Column; 7] = [
     number("socket", 7),
-    rest("local"),
+    rest("local").by_ends(),
     number("pps", 7),
     number("memory", 8),
     number("buffer", 8),
@@ -154,53 +164,16 @@ const TCP_COLUMNS: [Column; 7] = [
     number("send-q", 6),
 ];
 
-/// Cell of a table.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct Cell {
-    pub(super) text: String,
-    /// Value by which the cell is sorted; `None` for text.
-    value: Option<f64>,
-    /// True if the cell needs attention.
-    pub(super) is_alarm: bool,
-}
-
-impl Cell {
-    fn text(text: impl Into<String>) -> Self {
-        Self { text: text.into(), value: None, is_alarm: false }
-    }
-
-    fn number(value: f64, text: String) -> Self {
-        Self { text, value: Some(value), is_alarm: false }
-    }
-
-    fn rate(value: f64) -> Self {
-        Self::number(value, short(value))
-    }
-
-    fn count(value: f64) -> Self {
-        Self::number(value, count(value))
-    }
-
-    /// Number that needs attention unless it is 0.
-    fn loss(value: f64) -> Self {
-        Self { is_alarm: value > 0.0, ..Self::rate(value) }
-    }
-
-    fn span(seconds: Option<f64>) -> Self {
-        Self::number(seconds.unwrap_or(-1.0), seconds.map_or_else(|| "-".to_owned(), time))
-    }
-}
-
 fn cpu_cells(row: &CpuRow) -> Vec<Cell> {
     let busy = if row.is_online { percent(row.busy) } else { "off".to_owned() };
     let is_full = row.busy >= 0.95;
     vec![
         Cell::number(row.cpu.into(), row.cpu.to_string()),
-        Cell { is_alarm: is_full, ..Cell::number(row.busy, busy) },
-        Cell { is_alarm: is_full, ..Cell::number(row.busy, bar(row.busy)) },
+        Cell::number(row.busy, busy).alarming(is_full),
+        Cell::number(row.busy, bar(row.busy)).alarming(is_full),
         Cell::rate(row.delivered),
         Cell::number(row.share, percent(row.share)),
-        Cell { is_alarm: row.refused > 0.0, ..Cell::count(row.backlog) },
+        Cell::count(row.backlog).alarming(row.refused > 0.0),
         Cell::span(row.wait_s),
         Cell::text(why(row)),
     ]
@@ -229,9 +202,9 @@ fn f64_of(cell: usize) -> f64 {
 
 fn queue_cells(row: &QueueRow) -> Vec<Cell> {
     vec![
-        Cell::text(&row.name),
+        Cell::name(&row.name),
         Cell::number(row.polling_cpu, format!("{:.0}", row.polling_cpu)),
-        Cell::text(&row.mask),
+        Cell::mask(&row.mask),
         Cell::rate(row.received),
         Cell::rate(row.received_bytes * 8.0),
         Cell::loss(row.dropped),
@@ -245,11 +218,11 @@ fn queue_cells(row: &QueueRow) -> Vec<Cell> {
 fn flow_cells(row: &FlowRow) -> Vec<Cell> {
     let cpu = row.cpu.map_or_else(|| "-".to_owned(), |cpu| cpu.to_string());
     vec![
-        Cell::text(row.name.to_string()),
+        Cell::name(row.name.to_string()),
         Cell::number(row.cpu.map_or(-1.0, |cpu| cpu.0.into()), cpu),
         Cell::rate(row.packets),
         Cell::number(row.share, percent(row.share)),
-        Cell::text(&row.queue),
+        Cell::name(&row.queue),
         Cell::text(&row.hash),
     ]
 }
@@ -257,11 +230,11 @@ fn flow_cells(row: &FlowRow) -> Vec<Cell> {
 fn drop_cells(row: &DropRow) -> Vec<Cell> {
     let last = match row.since_s {
         Some(0.0) => "now".to_owned(),
-        Some(seconds) => format!("{seconds:.0} s ago"),
+        Some(seconds) => ago(seconds),
         None => "before".to_owned(),
     };
     vec![
-        Cell::text(&row.place),
+        Cell::name(&row.place),
         Cell::text(&row.reason),
         Cell::loss(row.per_s),
         Cell::number(row.total, format!("{:.0}", row.total)),
@@ -271,8 +244,8 @@ fn drop_cells(row: &DropRow) -> Vec<Cell> {
 
 fn socket_cells(row: &SocketRow) -> Vec<Cell> {
     vec![
-        Cell::text(&row.number),
-        Cell::text(&row.local),
+        Cell::name(&row.number),
+        Cell::name(&row.local),
         Cell::rate(row.queued),
         Cell::count(row.memory),
         Cell::count(row.buffer),
@@ -283,7 +256,7 @@ fn socket_cells(row: &SocketRow) -> Vec<Cell> {
 
 fn tcp_cells(row: &TcpRow) -> Vec<Cell> {
     vec![
-        Cell::text(&row.name),
+        Cell::name(&row.name),
         Cell::text(&row.state),
         Cell::rate(row.received * 8.0),
         Cell::rate(row.sent * 8.0),
@@ -308,14 +281,9 @@ pub(super) fn arranged(mut rows: Vec<Vec<Cell>>, filter: &str, sorting: Sorting)
     let contains = |cell: &Cell| cell.text.to_lowercase().contains(&filter);
     rows.retain(|row| row.iter().any(contains));
     if let Some(column) = sorting.column {
-        rows.sort_by(|one, other| {
-            let (Some(one), Some(other)) = (one.get(column), other.get(column)) else {
-                return std::cmp::Ordering::Equal;
-            };
-            match (one.value, other.value) {
-                (Some(one), Some(other)) => other.total_cmp(&one),
-                _ => one.text.cmp(&other.text),
-            }
+        rows.sort_by(|one, other| match (one.get(column), other.get(column)) {
+            (Some(one), Some(other)) => one.compare(other),
+            _ => std::cmp::Ordering::Equal,
         });
     }
     if sorting.is_reversed {
@@ -347,6 +315,25 @@ mod tests {
         assert_eq!(first_column(&arrange("eth1", None, false)), ["eth1/rx-2"]);
         assert!(arrange("eth2", None, false).is_empty());
         assert_eq!(arrange("", Some(9), false), rows, "no such column");
+    }
+
+    #[test]
+    fn top_3_sockets_are_sorted_by_numbers() {
+        let socket = |number: u32| SocketRow {
+            number: number.to_string(),
+            local: format!("10.0.0.{number}:53"),
+            queued: 0.0,
+            memory: 0.0,
+            buffer: 0.0,
+            errors: 0.0,
+            errors_total: 0.0,
+        };
+        let model = Model { sockets: [10, 2, 9].map(socket).into(), ..Model::default() };
+        for column in [0, 1] {
+            let sorting = Sorting { column: Some(column), is_reversed: false };
+            let rows = arranged(TableKind::Sockets.rows(&model), "", sorting);
+            assert_eq!(first_column(&rows), ["2", "9", "10"]);
+        }
     }
 
     #[test]

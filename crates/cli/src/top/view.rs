@@ -8,12 +8,13 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{self, Clear, Paragraph, Row, Table, Widget, Wrap};
 
+use super::cell::Cell;
 use super::figures::{count, short, time, unit};
 use super::flow_text;
 use super::keys::KEYS;
 use super::model::{Model, Totals};
 use super::state::{Prompt, PromptKind, ViewState};
-use super::tables::{Cell, Column, Sorting, TableKind, arranged};
+use super::tables::{Column, Sorting, TableKind};
 
 /// Part of the screen that a followed flow leaves to the tables, in percent.
 const TABLES_PERCENT_MAX: u16 = 45;
@@ -23,6 +24,9 @@ const HEAD_LINES: u16 = 3;
 
 /// Upper bound of the lines of an answer.
 const MESSAGE_LINES_MAX: usize = 3;
+
+/// Blanks between two columns.
+const COLUMN_SPACING: u16 = 1;
 
 /// Upper bound of a name's length, in characters.
 const NAME_CHARS_MAX: usize = 16;
@@ -76,7 +80,7 @@ impl Widget for View<'_> {
         let message = self.message_lines(area.width.into());
         let message_height = u16::try_from(message.len()).unwrap_or(1);
         let room = area.height.saturating_sub(HEAD_LINES + message_height + 1);
-        let tables_room = room * TABLES_PERCENT_MAX / 100;
+        let tables_room = room / 100 * TABLES_PERCENT_MAX + room % 100 * TABLES_PERCENT_MAX / 100;
         let tables = self.tables(tables_room.into());
         let most = room - tables_room.min(wanted_lines(&tables));
         let flow = self.flow_lines(area.width.into(), most.into());
@@ -167,10 +171,7 @@ impl View<'_> {
         };
         let is_shown =
             |kind: &TableKind| *kind == focus || !self.state.is_zoomed && has_rows(*kind);
-        let rows = |kind: TableKind| {
-            let sorting = self.state.sortings[kind.index()];
-            (kind, arranged(kind.rows(model), &self.state.filter, sorting))
-        };
+        let rows = |kind: TableKind| (kind, self.state.rows(kind, model));
         let mut tables: Vec<_> = TableKind::ALL.into_iter().filter(is_shown).map(rows).collect();
         if self.state.flow.is_some() && usize::from(wanted_lines(&tables)) > room {
             tables.retain(|(kind, _)| *kind == focus);
@@ -181,14 +182,13 @@ impl View<'_> {
     fn table(&self, kind: TableKind, rows: &[Vec<Cell>], area: Rect, buffer: &mut Buffer) {
         let (columns, sorting) = (kind.columns(), self.state.sortings[kind.index()]);
         let is_focused = kind == self.state.focus;
-        let titles = columns.iter().enumerate().map(|(place, column)| {
+        let widths = widths(columns, area.width);
+        let titles = columns.iter().zip(&widths).enumerate().map(|(place, (column, width))| {
             let mark = if is_focused && place == 0 { ">" } else { "" };
-            let title = format!("{mark}{}{}", column.title, arrow(sorting, place));
-            aligned(title, column)
-        });
-        let widths = columns.iter().map(|column| match column.width {
-            Some(width) => Constraint::Length(width),
-            None => Constraint::Fill(1),
+            let arrow = arrow(sorting, place);
+            let room = usize::from(*width).saturating_sub(mark.len() + arrow.chars().count());
+            let title: String = column.title.chars().take(room).collect();
+            aligned(format!("{mark}{title}{arrow}"), column)
         });
         let room = usize::from(area.height).saturating_sub(1);
         let above = self.state.scrolled[kind.index()].min(rows.len().saturating_sub(1));
@@ -196,13 +196,15 @@ impl View<'_> {
         // The last line says how many more there are.
         let shown = if below > 0 && room > 1 { room - 1 } else { room };
         let lines = rows.iter().skip(above).take(shown).map(|cells| {
-            Row::new(cells.iter().zip(columns).map(|(cell, column)| {
+            Row::new(cells.iter().zip(columns).zip(&widths).map(|((cell, column), width)| {
                 let style = if cell.is_alarm { self.palette.alarm } else { Style::new() };
-                aligned(cell.text.clone(), column).style(style)
+                aligned(cell.fitted((*width).into(), column.cut), column).style(style)
             }))
         });
         let header = Row::new(titles).style(self.palette.heading);
-        Table::new(lines, widths).header(header).column_spacing(1).render(area, buffer);
+        let lengths = widths.iter().copied().map(Constraint::Length);
+        let table = Table::new(lines, lengths).header(header).column_spacing(COLUMN_SPACING);
+        table.render(area, buffer);
         let last = Rect { y: area.bottom().saturating_sub(1), height: 1, ..area };
         if below > 0 && room > 1 {
             let more = format!("  … {} more {}", rows.len() - above - shown, kind.name());
@@ -291,6 +293,17 @@ fn arrow(sorting: Sorting, place: usize) -> &'static str {
         (true, true) => "↑",
         (false, _) => "",
     }
+}
+
+/// Widths of columns in a line of `width` cells.
+fn widths(columns: &[Column], width: u16) -> Vec<u16> {
+    let constraints = columns.iter().map(|column| match column.width {
+        Some(width) => Constraint::Length(width),
+        None => Constraint::Fill(1),
+    });
+    let line = Rect { x: 0, y: 0, width, height: 1 };
+    let places = Layout::horizontal(constraints).spacing(COLUMN_SPACING).split(line);
+    places.iter().map(|place| place.width).collect()
 }
 
 fn aligned(text: String, column: &Column) -> widgets::Cell<'static> {

@@ -23,10 +23,11 @@ use crate::metrics::MeasuredRun;
 type PageJudge = (&'static str, fn() -> Judgement);
 
 /// All judges.
-pub(crate) const TRIALS: [PageJudge; 4] = [
+pub(crate) const TRIALS: [PageJudge; 5] = [
     ("pag_5_chromium_shows_run_and_flow", judge_page),
     ("pag_5_page_agrees_in_storm_and_drops", judge_storm),
     ("pag_5_page_tells_of_elephant", judge_elephant),
+    ("pag_5_page_goes_on_with_other_run", judge_other_run),
     ("pag_3_other_site_changes_nothing", judge_other_site),
 ];
 
@@ -167,6 +168,36 @@ fn judge_elephant() -> Judgement {
     wait_until("the heavy flow has moved", || Ok(cpu(&heavy)? == other))?;
     agrees(&mut browser, &heavy, &told, "(rps)")?;
     browser.picture(Path::new(PICTURE_OF_ELEPHANT))?;
+    if browser.errors.is_empty() { Ok(()) } else { Err(browser.errors.join("\n").into()) }
+}
+
+/// A document that the page cannot show, and another run with more queues, end nothing.
+fn judge_other_run() -> Judgement {
+    let directory = tempfile::tempdir()?;
+    let run = run(directory.path())?;
+    let mut browser = Browser::start()?;
+    browser.open(&format!("http://{}/", run.address))?;
+    browser.wait_for("document.querySelectorAll('#queues tbody tr').length === 1")?;
+    browser.value(
+        "{ const real = window.fetch;
+           let turns = 0;
+           window.fetch = async (path, ...rest) => {
+             const answer = await real(path, ...rest);
+             if (path !== '/api/state') return answer;
+             const state = await answer.json();
+             turns += 1;
+             if (turns === 1) return { json: async () => ({}) };
+             state.run = 'another';
+             state.at_ns *= 2;
+             state.queues.push({ ...state.queues[0], queue: 'rx-1' });
+             return { json: async () => state };
+           }; }",
+    )?;
+    browser.wait_for("document.querySelectorAll('#queues tbody tr').length === 2")?;
+    let packets = "document.querySelector('#queues tbody tr')?.dataset.packets";
+    let shown = browser.value(packets)?;
+    browser.wait_for(&format!("{packets} !== {shown}"))?;
+    browser.wait_for("document.getElementById('status').className === ''")?;
     if browser.errors.is_empty() { Ok(()) } else { Err(browser.errors.join("\n").into()) }
 }
 

@@ -12,6 +12,7 @@ use forebay_rx::{CpuId, DropReason, RxQueue, SteerReason};
 use serde_json::{Value, json};
 
 use crate::metrics::{CountedSocket, Metrics};
+use crate::sockets::neighbour_drops;
 use crate::tcp::CONNECTIONS_LISTED_MAX;
 
 /// Upper bound of the sockets in a document.
@@ -19,7 +20,6 @@ const SOCKETS_SHOWN_MAX: usize = 50;
 
 /// Document with the counters of all parts, and with the peers of connections if `shows_peers`. Related numbers may be a moment apart.
 pub(crate) fn state(metrics: &Metrics, shows_peers: bool) -> Value {
-    let mut drops = BTreeMap::new();
     let mut document = json!({ "version": env!("CARGO_PKG_VERSION") });
     if let Some(control) = &metrics.control {
         let shared = control.state();
@@ -27,12 +27,11 @@ pub(crate) fn state(metrics: &Metrics, shows_peers: bool) -> Value {
         document["at_ns"] = shared.now_ns().into();
         document["cpus"] = cpus(shared).into();
         document["queues"] = queues(shared).into();
-        add_engine_drops(shared, &mut drops);
     }
     let devices = metrics.devices.iter();
     let devices = devices.map(|of| json!({ "name": of.name, "via": of.via.name() }));
     document["devices"] = devices.collect();
-    add_other_drops(metrics, &mut drops);
+    let mut drops = drops(metrics);
     if let Some(counts) = &metrics.sockets {
         let mut busiest = BusiestSockets::default();
         counts(&mut |socket| busiest.add(socket));
@@ -48,6 +47,16 @@ pub(crate) fn state(metrics: &Metrics, shows_peers: bool) -> Value {
     drops.retain(|_, count| *count > 0);
     document["drops"] = json!(drops);
     document
+}
+
+/// Drops of all parts by name, those of sockets excepted.
+fn drops(metrics: &Metrics) -> BTreeMap<String, u64> {
+    let mut drops = BTreeMap::new();
+    if let Some(control) = &metrics.control {
+        add_engine_drops(control.state(), &mut drops);
+    }
+    add_other_drops(metrics, &mut drops);
+    drops
 }
 
 /// Numbers of TCP connections by state, listeners, and, with their peers, the connections with the most
@@ -193,6 +202,9 @@ fn add_other_drops(metrics: &Metrics, drops: &mut BTreeMap<String, u64>) {
             let counted = net.counters().iter().map(|counters| counters.drops.get(reason));
             *drops.entry(reason.name().to_owned()).or_default() += counted.sum::<u64>();
         }
+        for (reason, count) in neighbour_drops(net) {
+            *drops.entry(reason.to_owned()).or_default() += count;
+        }
     }
     for (to, sinks) in &metrics.sinks {
         for reason in SendDrop::ALL {
@@ -204,4 +216,39 @@ fn add_other_drops(metrics: &Metrics, drops: &mut BTreeMap<String, u64>) {
 
 fn count_of(histogram: &Histogram) -> u64 {
     histogram.buckets().map(|(_, count)| count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay::net::NetConfig;
+    use forebay::{Config, CpuList};
+
+    use super::*;
+    use crate::format::TextFormat;
+
+    /// Metrics of all parts that drop packets.
+    fn dropping() -> Metrics {
+        let config = Config { cpus: CpuList::new([CpuId(0)]), ..Config::live() };
+        let (net, engine) = Net::over(&config, &NetConfig::default(), &mut []).unwrap();
+        let metrics = Metrics::new().with_engine(engine.control()).with_sockets(net);
+        metrics.with_sinks("dev:tap7", vec![std::sync::Arc::default()])
+    }
+
+    #[test]
+    fn pag_2_drops_have_reasons_of_metrics() {
+        let metrics = dropping();
+        let text = metrics.text(TextFormat::OpenMetrics);
+        let counts_drops =
+            |line: &&str| ["drop", "lost", "unsent"].iter().any(|word| line.contains(word));
+        let samples = text.lines().filter(|line| !line.starts_with('#')).filter(counts_drops);
+        let reasons =
+            samples.filter_map(|line| Some(line.split_once("reason=\"")?.1.split_once('"')?.0));
+        let reasons: Vec<_> = reasons.collect();
+        assert!(reasons.len() > DropReason::ALL.len() + NetworkDrop::ALL.len(), "{reasons:?}");
+        let drops = drops(&metrics);
+        for reason in reasons {
+            let of_sink = format!("{reason} to dev:tap7");
+            assert!(drops.contains_key(reason) || drops.contains_key(&of_sink), "{reason}");
+        }
+    }
 }

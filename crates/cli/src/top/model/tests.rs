@@ -1,5 +1,10 @@
 //! Rates of made-up samples.
 
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use forebay_metrics::{CONNECTIONS_LISTED_MAX, SOCKETS_LISTED_MAX};
+
 use super::super::sample::Masks;
 use super::*;
 
@@ -12,6 +17,12 @@ const MASKS: [&str; 6] = [
     "eth2/rx-1/rps_cpus 1",
     "eth10/rx-0/rps_cpus 2",
 ];
+
+/// Time in seconds after the first call.
+fn at_second(seconds: u64) -> Instant {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    *FIRST.get_or_init(Instant::now) + Duration::from_secs(seconds)
+}
 
 fn sample(at: Instant, text: &str) -> Sample {
     Sample::read(at, &text.lines().collect::<Vec<_>>(), Masks::read(&MASKS))
@@ -164,6 +175,78 @@ fn top_1_tcp_rows_are_listeners_then_fastest() {
     assert_eq!((&*slow.state, slow.sent), ("CLOSE-WAIT", 0.0));
 }
 
+/// The bytes that a connection had before it came among the largest are no rate, nor are the drops of
+/// a socket that moved up in the list.
+#[test]
+fn top_1_newly_listed_things_have_no_rate() {
+    let connections = |ports: Range<usize>, sent: u32| {
+        let line = |port| {
+            let ends = format!("{{local=\"10.0.0.1:80\",peer=\"10.0.0.2:{port}\"}}");
+            format!(
+                "forebay_tcp_connection_info{ends} 1\n\
+                 forebay_tcp_connection_sent_bytes_total{ends} {sent}\n\
+                 forebay_tcp_connection_segments_resent_total{ends} {sent}\n"
+            )
+        };
+        ports.map(line).collect::<String>()
+    };
+    let full = connections(0..CONNECTIONS_LISTED_MAX, 1_000);
+    let fastest = |before: &str, now: &str| {
+        let row = model(before, now).tcp.swap_remove(0);
+        (row.sent, row.resent)
+    };
+    let entered = connections(1..CONNECTIONS_LISTED_MAX + 1, 1_000);
+    assert_eq!(fastest(&full, &entered), (0.0, 0.0));
+    let few = connections(0..1, 1_000);
+    assert_eq!(fastest(&few, &connections(0..2, 1_000)), (500.0, 500.0), "new in a whole list");
+    let sockets = |numbers: Range<usize>| {
+        let line = |number| {
+            let labels = format!("{{socket=\"{number}\",local=\"10.0.0.1:53\"}}");
+            format!("forebay_socket_receive_buffer_errors_total{labels} 70\n")
+        };
+        numbers.map(line).collect::<String>()
+    };
+    let model = model(&sockets(0..SOCKETS_LISTED_MAX), &sockets(1..SOCKETS_LISTED_MAX + 1));
+    assert_eq!((model.totals.dropped, model.drops[0].per_s), (0.0, 0.0));
+}
+
+/// What a run leaves is not summed with what the next one at its socket has.
+#[test]
+fn top_1_other_connection_begins_anew() {
+    let of_run = |connection, seconds, drops: u32, flow: &str| {
+        let text = format!(
+            "forebay_packets_received_total{{device=\"eth1\",queue=\"0\"}} {drops}\n\
+             forebay_packets_dropped_total{{device=\"eth1\",queue=\"0\",reason=\"backlog_full\"}} {drops}\n"
+        );
+        let mut sample = sample(at_second(seconds), &text);
+        sample.flows = vec![flow.parse().unwrap()];
+        sample.connection = connection;
+        sample
+    };
+    let (old, new) = ("1 1 rx-0 0a 0 0a", "1 1 rx-0 0b 0 0b");
+    let mut history = History::default();
+    history.model(of_run(1, 0, 10, old));
+    let model = history.model(of_run(1, 1, 20, old)).unwrap();
+    assert_eq!((model.flows.len(), model.drops[0].since_s), (1, Some(0.0)));
+    assert_eq!(history.model(of_run(2, 2, 1_000, new)), None, "another run");
+    let model = history.model(of_run(2, 3, 1_000, new)).unwrap();
+    let flows: Vec<_> = model.flows.iter().map(|flow| flow.hash.as_str()).collect();
+    assert_eq!((flows, model.drops[0].since_s), (vec!["0000000b"], None));
+    history.pause();
+    history.model(of_run(2, 60, 1_001, old));
+    let model = history.model(of_run(2, 61, 1_001, old)).unwrap();
+    let flows: Vec<_> = model.flows.iter().map(|flow| flow.hash.as_str()).collect();
+    assert_eq!(flows, ["0000000a"], "those before a pause are old");
+}
+
+#[test]
+fn top_1_absent_counters_are_zero() {
+    let Totals { received, dropped_total, backlog, moves, .. } = model("", "").totals;
+    for absent in [received, dropped_total, backlog, moves] {
+        assert_eq!(absent.to_string(), "0");
+    }
+}
+
 #[test]
 fn top_1_smaller_counters_begin_new_run() {
     let text = |count: u32| {
@@ -172,6 +255,6 @@ fn top_1_smaller_counters_begin_new_run() {
     assert_eq!(model(&text(100), &text(20)).totals.received, 0.0);
     let mut history = History::default();
     history.model(sample(Instant::now(), &text(1)));
-    history.forget();
+    history.pause();
     assert_eq!(history.model(sample(Instant::now(), &text(2))), None);
 }

@@ -139,12 +139,36 @@ fn top_2_tcp_sockets_fit_80_columns() {
     let expected = [
         ">TCP                             state      in bit/s    out lost/s recv-q send-q",
         "0.0.0.0:80                       LISTEN            0      0      0      2    128",
-        "192.168.100.200:65535 > 192.168. FIN-WAIT-1    1.00G   9872    3.0  1.00M  65.0k",
+        "192.168.100.200:65535 > 192.168… FIN-WAIT-1    1.00G   9872    3.0  1.00M  65.0k",
     ];
     let lines: Vec<_> = shown.lines().skip(3).take(3).collect();
     assert_eq!(lines, expected, "{shown}");
     let text = picture(Some(&self::model()), &ViewState::default(), (80, 24));
     assert!(!text.contains("TCP"), "a run without TCP has no such table");
+}
+
+/// Nothing of a text is cut off unseen, and queues of several devices are told apart.
+#[test]
+fn top_2_long_texts_are_marked() {
+    let mut model = model();
+    model.queues[0].name = "enp65s0f0/rx-12".to_owned();
+    model.queues[0].mask = "ff,ffffffff".to_owned();
+    model.flows[0].queue = "enp65s0f0/rx-12".to_owned();
+    model.drops[0].place = "enp65s0f0np0v/rx-12345".to_owned();
+    model.drops[0].total = 1e13;
+    model.drops[1].since_s = Some(86_399.0);
+    let mut state = ViewState::default();
+    state.sortings[TableKind::Queues.index()].column = Some(2);
+    let shown = picture(Some(&model), &state, (80, 24));
+    for line in [
+        "queue      CPU rps_cpu↓     pps   bit/s  drop/s  move/s  hold/s  stay/s     held",
+        "…0f0/rx-12   0     0-39  590.2k  336.0M     100    12.0     2.0    24.0   2.2 ms",
+        "udp [2001:db8::1]:5000 > [2001:db8::2]:53    1  177.1k   30 % …f0/rx-12 0badcafe",
+        "…p65s0f0np0v/rx-12345 backlog_full                   100 10000000000…        now",
+        "rx-0                  flow_limit                       0         1234   24 h ago",
+    ] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
 }
 
 #[test]
@@ -188,7 +212,7 @@ fn top_2_any_size_is_drawn() {
     let mut state = ViewState { shows_help: true, ..ViewState::default() };
     state.flow = Some(("0badcafe".parse().unwrap(), vec!["flow".to_owned(); 9]));
     for width in [1, 2, 7, 30, 80, 300] {
-        for height in [1, 2, 3, 5, 9, 24, 100] {
+        for height in [1, 2, 3, 5, 9, 24, 100, 1_600] {
             for model in [None, Some(&model())] {
                 let shown = picture(model, &state, (width, height));
                 assert_eq!(shown.lines().count(), usize::from(height));

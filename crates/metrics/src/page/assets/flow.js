@@ -48,6 +48,7 @@ async function explain() {
   const number = ++asked;
   const answer = await ask(`/api/explain?flow=${encodeURIComponent(input.value)}`);
   if (number !== asked) return; // another search began meanwhile
+  if (follow.checked) timer = setTimeout(explain, FOLLOW_MS);
   explanation.hidden = false;
   explanation.className = answer.error ? "refused" : "";
   explanation.textContent = answer.error ?? answer.text;
@@ -56,7 +57,6 @@ async function explain() {
     const drawn = drawStory(queue);
     if (drawn) story.append(drawn);
   }
-  if (follow.checked) timer = setTimeout(explain, FOLLOW_MS);
 }
 
 // Parts of the flow's time: where it was, and what its moves waited for.

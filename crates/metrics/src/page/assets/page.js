@@ -25,32 +25,44 @@ function keep(values, value) {
   if (values.length > KEPT) values.shift();
 }
 
-async function turn() {
-  if (!isPaused) {
-    const state = await knobs.ask("/api/state");
-    if (state.error) {
-      place("status").textContent = state.error;
-      place("status").className = "lost";
-      last = null;
-    } else {
-      show(state);
-    }
+// One turn after another; one that fails says so, and ends none of the later ones.
+async function turns(turn, periodMs) {
+  try {
+    if (!isPaused) await turn();
+  } catch (error) {
+    fail(`this is a bug: please report it: ${error}`);
+  } finally {
+    setTimeout(turns, periodMs, turn, periodMs);
   }
-  setTimeout(turn, PERIOD_MS);
+}
+
+function fail(why) {
+  place("status").textContent = why;
+  place("status").className = "lost";
+  last = null;
+}
+
+async function turn() {
+  const state = await knobs.ask("/api/state");
+  if (state.error) fail(state.error);
+  else show(state);
 }
 
 async function slowTurn() {
-  if (!isPaused) {
-    showMap(await knobs.ask("/api/map"));
-    await knobs.read();
-  }
-  setTimeout(slowTurn, SLOW_PERIOD_MS);
+  showMap(await knobs.ask("/api/map"));
+  await knobs.read();
+}
+
+// True if `now` is a later state of the same run as `then`, and has the same CPUs and queues.
+function isLaterThan(then, now) {
+  const isSame = now.run === then.run && now.cpus.length === then.cpus.length && now.queues.length === then.queues.length;
+  return isSame && now.at_ns > then.at_ns;
 }
 
 function show(state) {
   state.cpus ??= [];
   state.queues ??= [];
-  const isLater = last !== null && state.at_ns > last.at_ns && state.cpus.length === last.cpus.length;
+  const isLater = last !== null && isLaterThan(last, state);
   const before = isLater ? last : state;
   const seconds = (state.at_ns - before.at_ns) / 1e9;
   // A sum of counters falls when one of them goes.
@@ -248,5 +260,5 @@ place("pause").addEventListener("click", () => {
 });
 knobs.begin();
 flow.begin();
-turn();
-slowTurn();
+turns(turn, PERIOD_MS);
+turns(slowTurn, SLOW_PERIOD_MS);
