@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn udp_11_empty_batch_holds_no_socket() {
         let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
-        let mut stack = stacks(&state, vec![None]).remove(0);
+        let mut stack = stacks(&state, vec![None], None).remove(0);
         let (net, local) = (Net(state), SocketAddr::new(own_address(0), 53));
         let mut batch = Datagrams::new();
         let bind = || {
