@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use super::passed::{ATTEMPTS_MAX, HEIR_MAX, LATER_ATTEMPTS_MAX};
 use super::*;
 use crate::engine_lock::tests::Other;
 use crate::listener::Copies;

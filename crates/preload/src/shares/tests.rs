@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Barrier;
 use std::thread;
 
+use forebay_stack::Division;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
