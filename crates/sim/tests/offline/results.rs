@@ -111,6 +111,17 @@ fn rps_s2_waves_get_the_cpus_they_need() {
     }
 }
 
+/// Sets of many queues change at their own times, each at most twice a second.
+#[test]
+fn rps_c2_each_queue_resizes_by_itself() {
+    for (seed, cpus) in [(3, 48), (1, 64)] {
+        let packets = Some(20_000);
+        let overrides = Overrides { cpus: Some(cpus), packets, ..Overrides::default() };
+        let run = run(Rules::Forebay, Situation::Waves, seed, overrides);
+        assert_eq!((run.broken, &run.first), ([0; 6], &None));
+    }
+}
+
 #[test]
 fn rps_b2_heavy_flow_keeps_its_cpu_alone() {
     let overrides = Overrides { cpus: Some(4), ..Overrides::default() };
