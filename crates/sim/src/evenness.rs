@@ -26,10 +26,10 @@ pub struct Balanced {
     pub possible_percent: u64,
     /// Longest time during which the busiest CPU had more than 110 % of what was possible.
     pub uneven_ns: u64,
-    /// CPUs that packets went to at the end of each phase.
-    pub cpus: [usize; 4],
-    /// Time from the start of the second phase until packets went to all CPUs.
-    pub spread_ns: u64,
+    /// CPUs that packets went to at the end of each phase. `None` for a phase that was never looked at.
+    pub cpus: [Option<usize>; 4],
+    /// Time from the start of the second phase until packets went to all CPUs. `None` if they never did.
+    pub spread_ns: Option<u64>,
     /// Number of times that a flow's desired CPU changed, a second.
     pub desired_changes_a_second: u64,
     /// Largest load beside a flow that needs a CPU by itself, in percent of that flow's, at the end of a phase.
@@ -81,11 +81,16 @@ impl Balanced {
                 .desired_changes_a_second
                 .max(other.desired_changes_a_second),
             beside_heavy_percent: self.beside_heavy_percent.max(other.beside_heavy_percent),
-            spread_ns: self.spread_ns.max(other.spread_ns),
-            cpus: std::array::from_fn(|phase| self.cpus[phase].max(other.cpus[phase])),
+            spread_ns: most(self.spread_ns, other.spread_ns),
+            cpus: std::array::from_fn(|phase| most(self.cpus[phase], other.cpus[phase])),
             ..busiest
         }
     }
+}
+
+/// The larger of two figures. A run that never had one is the worst.
+fn most<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+    one.zip(other).map(|(one, other)| one.max(other))
 }
 
 impl Evenness {
@@ -155,9 +160,9 @@ impl Evenness {
     fn see_cpus(&mut self, sizes: &[usize], now_ns: u64, cpus: usize, laws: &mut Laws) {
         let phase = usize::try_from(self.phase).unwrap_or(0);
         let most = sizes.iter().copied().max().unwrap_or(0);
-        self.balanced.cpus[phase] = most;
-        if phase == 1 && most == cpus && self.balanced.spread_ns == 0 {
-            self.balanced.spread_ns = now_ns - self.phase_began_ns;
+        self.balanced.cpus[phase] = Some(most);
+        if phase == 1 && most == cpus {
+            self.balanced.spread_ns.get_or_insert(now_ns - self.phase_began_ns);
         }
         self.sizes.resize(sizes.len(), QueueSize::default());
         for (queue, (size, &active)) in self.sizes.iter_mut().zip(sizes).enumerate() {
@@ -207,5 +212,25 @@ impl Evenness {
         }
         let beside = &mut worst.beside_heavy_percent;
         *beside = last.beside_heavy_percent.max(*beside);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_is_worse_than_late() {
+        let soon = Balanced {
+            spread_ns: Some(7),
+            cpus: [Some(1), Some(4), Some(1), Some(2)],
+            ..Balanced::default()
+        };
+        let never = Balanced { spread_ns: None, cpus: [Some(3), None, Some(1), None], ..soon };
+        for worse in [soon.worse(never), never.worse(soon)] {
+            assert_eq!((worse.spread_ns, worse.cpus), (None, [Some(3), None, Some(1), None]));
+        }
+        let late = Balanced { spread_ns: Some(9), ..soon };
+        assert_eq!(soon.worse(late).spread_ns, Some(9));
     }
 }
