@@ -159,9 +159,9 @@ fn measure(
         network.ip(RECEIVER.namespace, &format!("link set {TAP} up"))?;
     }
     let mut client = StartedProgram::start(&mut client(setting, network, load, stack)?)?;
-    let cpu_ns = server.cpu_ns();
+    let cpu_ns = server.cpu_ns()?;
     let result = client.result()?;
-    let cpu_ns = server.cpu_ns().saturating_sub(cpu_ns);
+    let cpu_ns = server.cpu_ns()?.saturating_sub(cpu_ns);
     sample(&result, crate::table::figures::as_f64(cpu_ns))
 }
 

@@ -127,7 +127,7 @@ fn figures(
 ) -> Result<TurnFigures, String> {
     let sender = StartedProgram::start(&mut streams.sender(sender, to)?)?;
     let result = receiver.result()?;
-    let sender_cpu_ns = crate::table::figures::as_f64(sender.cpu_ns());
+    let sender_cpu_ns = crate::table::figures::as_f64(sender.cpu_ns()?);
     Ok(TurnFigures::default()
         .with("goodput", goodput(&result)? / 1e3)
         .with("CPU time of both ends", cpu_ms_per_gb(&result, sender_cpu_ns)?))
