@@ -6,6 +6,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_sys::cpu_list::CpuList;
+
 use super::CompareSetting;
 use super::child::StartedProgram;
 use super::network::{
@@ -62,8 +64,8 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
         network.segment(end.namespace, end.device, "off")?;
     }
     // Else the CPU of whoever acknowledges would process that for the sender, and send more.
-    let mask = 1 << setting.cpus.here.0;
-    network.steer(SENDER, KernelSteering { mask, flows: 0 })?;
+    let mask = CpuList::new([setting.cpus.here]);
+    network.steer(SENDER, &KernelSteering { mask, flows: 0 })?;
     let network = Rc::new(network);
     let mut subjects = Vec::new();
     for (group, connections, compared) in LOADS {
