@@ -61,7 +61,7 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!(pool.in_use(), 0, "all frames are home");
 });
 
-/// What becomes of a packet: the verdict, its bytes, headers and segment size, and what it is cut
+/// Fate of a packet: the verdict, its bytes, headers and segment size, and what it is cut
 /// into, unless there is no memory.
 type Fate = (Result<(), InvalidVnetHeader>, Vec<u8>, Headers, u16, Option<Vec<Vec<u8>>>);
 
