@@ -226,7 +226,7 @@ mod tests {
     use crate::args::{Cli, Command};
 
     #[test]
-    fn any_number_of_seeds_has_a_bar() {
+    fn any_number_of_seeds_is_run() {
         let line = format!("forebay sim waves --seeds {}", u64::MAX);
         let Command::Sim(args) = Cli::parse_from(line.split(' ')).command else {
             panic!("{line} is a simulation");

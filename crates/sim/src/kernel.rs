@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn rss_plus_plus_follows_the_mask() {
+    fn rss_follows_the_mask() {
         let mut machine = rss_plus_plus(Situation::MaskChange);
         for cpus in [vec![CpuId(1), CpuId(2)], vec![CpuId(3)], vec![]] {
             let mask = SimChange::RpsCpus(cpus.iter().copied().collect());
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn rss_plus_plus_assigns_within_the_mask() {
+    fn rss_assigns_within_the_mask() {
         let mut machine = rss_plus_plus(Situation::Elephant);
         assert_eq!(cpus_of(&machine), [1, 2, 3].map(|cpu| Some(CpuId(cpu))));
         assign(&mut machine);
