@@ -1,8 +1,9 @@
-//! Any bytes as a capture file, read to the end (promise 5), then again in small pieces, and again
-//! compressed: neither may make a difference.
+//! Any bytes as a capture file, read to the end (promise 5), then again in small pieces, from
+//! memory, and compressed: none may make a difference.
 #![no_main]
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
@@ -24,16 +25,20 @@ fuzz_target!(|input: &[u8]| {
     let unpacked = unpack(input);
     let whole = read_all(&unpacked, in_one(input));
     let piecemeal = read_all(&unpacked, in_pieces(input));
+    let in_memory = read_from(&unpacked, kept(input));
     if input.starts_with(&GZIP_MAGIC) {
         // The amount read before damage depends on the amount decompressed at once.
         let both = whole.packets.len().min(piecemeal.packets.len());
         assert_eq!(whole.packets[..both], piecemeal.packets[..both]);
+        assert_eq!(whole, in_memory);
         return;
     }
     assert_eq!(whole, piecemeal);
+    assert_eq!(whole, in_memory);
     let packed = pack(input);
-    for stream in [in_one(&packed), in_pieces(&packed)] {
-        let unpacked = read_all(input, stream);
+    let streams = [in_one(&packed), in_pieces(&packed)].map(streamed);
+    for reader in streams.into_iter().chain([kept(&packed)]) {
+        let unpacked = read_from(input, reader);
         assert_eq!(whole.packets, unpacked.packets);
         assert_eq!((whole.damaged, &whole.unread), (unpacked.damaged, &unpacked.unread));
         assert_eq!(whole.broken.is_some(), unpacked.broken.is_some());
@@ -90,9 +95,23 @@ struct Packet {
     link: Option<Link>,
 }
 
+fn streamed(stream: Box<dyn Read + Send>) -> Result<CaptureReader, String> {
+    CaptureReader::new("fuzz".to_owned(), stream).map_err(|error| error.to_string())
+}
+
+/// Reader of a capture in memory.
+fn kept(input: &[u8]) -> Result<CaptureReader, String> {
+    let reader = CaptureReader::of_bytes("fuzz".to_owned(), Arc::new(input.to_vec()));
+    reader.map_err(|error| error.to_string())
+}
+
 fn read_all(input: &[u8], stream: Box<dyn Read + Send>) -> Contents {
+    read_from(input, streamed(stream))
+}
+
+fn read_from(input: &[u8], reader: Result<CaptureReader, String>) -> Contents {
     let mut contents = Contents::default();
-    match CaptureReader::new("fuzz".to_owned(), stream) {
+    match reader {
         Ok(mut reader) => {
             contents.broken = read_records(input, &mut reader, &mut contents.packets).err();
             contents.damaged = reader.damage().records;
@@ -100,7 +119,7 @@ fn read_all(input: &[u8], stream: Box<dyn Read + Send>) -> Contents {
             contents.first_damage.clone_from(&reader.damage().first);
             assert_eq!(contents.damaged > 0, contents.first_damage.is_some());
         }
-        Err(error) => contents.broken = Some(error.to_string()),
+        Err(error) => contents.broken = Some(error),
     }
     contents
 }

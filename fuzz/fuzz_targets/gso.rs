@@ -1,26 +1,40 @@
 //! Any bytes as `virtio_net_hdr` before any frame: a header is believed only as far as the frame
 //! confirms it. A refused frame is untouched; an accepted one differs by checksums at most; cutting
 //! yields every byte of the payload once, in valid segments (promises 5 and 6), and all frames are
-//! returned (4).
+//! returned (4). A frame whose end is in pieces fares as one that is whole.
 #![no_main]
+
+mod pieces;
 
 use std::collections::BTreeSet;
 
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
+use forebay_rx::arrive::HEAD_BYTES;
 use forebay_rx::coalesce::cut;
-use forebay_rx::coalesce::gso::{GSO_SEGMENTS_MAX, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
+use forebay_rx::coalesce::gso::{
+    GSO_SEGMENTS_MAX, InvalidVnetHeader, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe,
+};
 use forebay_rx::packet::{Arrival, Packet};
-use forebay_rx::parse::{Checksum, DeviceSum, Headers, Link, Verify, parse, parse_into};
+use forebay_rx::parse::{
+    Checksum, DeviceSum, Headers, Link, Verify, parse, parse_into, parse_packet,
+};
 use libfuzzer_sys::fuzz_target;
 
+use self::pieces::{HEADS, Shared};
+
 /// Fewer chunks than some packets have segments, so that cutting can run out of memory.
-const CHUNKS: [ChunkClass; 2] =
-    [ChunkClass { chunk_bytes: 512, chunks: 300 }, ChunkClass { chunk_bytes: 1 << 17, chunks: 2 }];
+const CHUNKS: [ChunkClass; 3] = [
+    ChunkClass { chunk_bytes: 512, chunks: 300 },
+    HEADS,
+    ChunkClass { chunk_bytes: 1 << 17, chunks: 3 },
+];
 
 const IS_IP: u8 = 1;
 const IS_SUMMED: u8 = 2;
 const IS_CUT_SHORT: u8 = 4;
+/// The bits above say how much is in the frame itself, in units of 16 bytes.
+const IS_IN_PIECES: u8 = 8;
 
 fuzz_target!(|input: &[u8]| {
     let Some((&[source], rest)) = input.split_first_chunk() else { return };
@@ -41,8 +55,61 @@ fuzz_target!(|input: &[u8]| {
         parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Checksums);
         cut_and_checked(packet, &mut pool);
     }
+    if source & IS_IN_PIECES > 0 {
+        pieces_fare_alike(source, vnet, bytes, &mut pool);
+    }
     assert_eq!(pool.in_use(), 0, "all frames are home");
 });
+
+/// Fate of a packet: the verdict, its bytes, headers and segment size, and what it is cut
+/// into, unless there is no memory.
+type Fate = (Result<(), InvalidVnetHeader>, Vec<u8>, Headers, u16, Option<Vec<Vec<u8>>>);
+
+fn fate(mut packet: Packet, vnet: VirtioNetHdr, pool: &mut Pool) -> Fate {
+    let verdict = vnet.carry_into(&mut packet);
+    let bytes = |packet: &Packet| packet.fragments().flatten().copied().collect::<Vec<u8>>();
+    if verdict.is_err() {
+        let fate = (verdict, bytes(&packet), Headers::default(), packet.gso_size(), None);
+        pool.put(packet.frame);
+        return fate;
+    }
+    parse_packet(&mut packet, Verify::Checksums, pool).expect("there is memory");
+    describe(&mut packet);
+    let (before, headers, size) = (bytes(&packet), packet.headers, packet.gso_size());
+    let mut segments = Vec::new();
+    let cut = cut(packet, pool, &mut segments);
+    let is_cut = cut.is_ok();
+    let all: Vec<_> = segments.iter().map(bytes).collect();
+    segments.drain(..).chain(cut.err()).for_each(|packet| pool.put(packet.frame));
+    (verdict, before, headers, size, is_cut.then_some(all))
+}
+
+/// A checksum field, or headers, that do not fit in the frame itself may be refused.
+fn pieces_fare_alike(source: u8, vnet: VirtioNetHdr, bytes: &[u8], pool: &mut Pool) {
+    let Some(whole) = received(source, bytes, pool) else { return };
+    let (link, wire_len, device_sum) = (whole.headers.link, whole.wire_len, whole.device_sum);
+    let mut shared = Shared::new();
+    let Some(frame) = shared.split(bytes, usize::from(source >> 4) * 16, pool) else {
+        return pool.put(whole.frame);
+    };
+    let split = Packet { device_sum, ..Packet::received(frame, Arrival(7), wire_len, link) };
+    let expected = fate(whole, vnet, pool);
+    let fate = fate(split, vnet, pool);
+    shared.check_all_is_home(pool);
+    let held = HEAD_BYTES as usize;
+    let field_end = usize::from(vnet.csum_start) + usize::from(vnet.csum_offset) + 2;
+    let seen = |len: usize| parse(&bytes[..len.min(bytes.len())], wire_len, link, Verify::Nothing);
+    let may_be_refused = match fate.0 {
+        Err(InvalidVnetHeader::Checksum) => field_end > held,
+        Err(InvalidVnetHeader::Headers) => seen(held) != seen(usize::MAX),
+        _ => false,
+    };
+    if may_be_refused {
+        assert_eq!(fate.1, bytes, "what is refused is untouched");
+    } else {
+        assert_eq!(fate, expected);
+    }
+}
 
 fn received(source: u8, bytes: &[u8], pool: &mut Pool) -> Option<Packet> {
     let len_bytes = u32::try_from(bytes.len()).ok()?;

@@ -2,8 +2,8 @@
 //! every answer is well-formed, memory stays within its limits, and every frame is accounted for
 //! (promises 2, 3 and 5).
 //!
-//! Input: a byte whose lowest bit is set if frames have no Ethernet header, and the next one if the
-//! host is shared with another stack; then frames, each behind a byte of options (see below) and
+//! Input: a byte whose lowest bit is set if frames have no Ethernet header, the next one if the
+//! host is shared with another stack, and the third one if it has TCP; then frames, each behind a byte of options (see below) and
 //! its length (u16, little-endian).
 #![no_main]
 
@@ -17,7 +17,9 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{self, Checksum, Headers, Link, Transport, Verify, parse, parse_into};
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict, Prefix,
+    TcpPathError,
 };
+use forebay_stack::tcp::Flow;
 use libfuzzer_sys::fuzz_target;
 
 /// Few chunks, the largest of which holds a datagram of 64 KiB.
@@ -35,6 +37,7 @@ const MTU: u32 = 1500;
 /// Bits of the first byte.
 const HAS_NO_LINK: u8 = 1;
 const IS_SHARED_HOST: u8 = 2;
+const HAS_TCP: u8 = 4;
 
 /// Bits of a frame's byte: correct its checksums, use a port without a socket, advance the time
 /// before it.
@@ -60,6 +63,7 @@ struct Rig {
     counters: Arc<NetworkCounters>,
     identity: Identity,
     link: Link,
+    has_tcp: bool,
     pool: Pool,
     now_ns: u64,
 }
@@ -71,9 +75,13 @@ impl Rig {
         let counters = Arc::new(NetworkCounters::default());
         let prefix = |address: [u16; 8], bits| Prefix { address: IpAddr::from(address), bits };
         let own_v4 = Prefix { address: IpAddr::from([10, 9, 0, 1]), bits: 24 };
-        let has_no_link = kind & HAS_NO_LINK > 0;
+        let (has_no_link, has_tcp) = (kind & HAS_NO_LINK > 0, kind & HAS_TCP > 0);
+        let mut network = NetworkLayer::new(config(), Arc::clone(&counters));
+        if has_tcp {
+            network.take_tcp();
+        }
         Self {
-            network: NetworkLayer::new(config(), Arc::clone(&counters)),
+            network,
             counters,
             identity: Identity {
                 mac: (!has_no_link).then_some([2, 0, 0, 0, 0, 9]),
@@ -83,6 +91,7 @@ impl Rig {
                 is_whole_host: kind & IS_SHARED_HOST == 0,
             },
             link: if has_no_link { Link::Ip } else { Link::Ethernet },
+            has_tcp,
             pool: pools.into_iter().next().expect("one share"),
             now_ns: 1,
         }
@@ -103,7 +112,7 @@ impl Rig {
         let Self { network, identity, now_ns, pool, .. } = self;
         match network.receive(packet, identity, *now_ns, pool) {
             NetworkVerdict::Datagram(packet) if kind & NO_SOCKET > 0 => {
-                self.is_good(&packet);
+                self.is_good(&packet, Transport::Udp);
                 let Self { network, identity, now_ns, pool, .. } = self;
                 match network.unreachable(packet, identity, *now_ns, pool) {
                     NetworkVerdict::Answer(packet) => self.is_answer(packet),
@@ -112,7 +121,7 @@ impl Rig {
                 }
             }
             NetworkVerdict::Datagram(packet) => {
-                self.is_good(&packet);
+                self.is_good(&packet, Transport::Udp);
                 self.pool.put(packet.frame);
             }
             NetworkVerdict::Answer(packet) => self.is_answer(packet),
@@ -121,8 +130,15 @@ impl Rig {
             NetworkVerdict::Taken(packet) | NetworkVerdict::Refused(packet, _) => {
                 self.pool.put(packet.frame)
             }
-            NetworkVerdict::Segment(_) | NetworkVerdict::PathError(..) => {
-                panic!("a layer that takes no TCP passed it on")
+            NetworkVerdict::Segment(packet) => {
+                assert!(self.has_tcp, "a layer that takes no TCP passed it on");
+                self.is_good(&packet, Transport::Tcp);
+                self.pool.put(packet.frame);
+            }
+            NetworkVerdict::PathError(packet, about) => {
+                assert!(self.has_tcp, "a layer that takes no TCP passed it on");
+                is_quoted(&packet, &about);
+                self.pool.put(packet.frame);
             }
             NetworkVerdict::Kept => {
                 assert!(self.pool.in_use() <= away, "one waits, and others may go")
@@ -136,9 +152,9 @@ impl Rig {
         assert!(held.into_iter().all(|bytes| bytes <= FRAGMENTS_BYTES), "{held:?} bytes wait");
     }
 
-    fn is_good(&self, packet: &Packet) {
+    fn is_good(&self, packet: &Packet, expected: Transport) {
         let Headers { transport, fragment, flaw, l4_checksum, .. } = packet.headers;
-        assert_eq!((transport, flaw), (Transport::Udp, None));
+        assert_eq!((transport, flaw), (expected, None));
         assert!(fragment.is_whole() && l4_checksum != Checksum::Bad);
         let view = packet.view();
         let [source, destination] = [view.source(), view.destination()];
@@ -173,6 +189,16 @@ impl Rig {
     }
 }
 
+/// Ports and number of the segment stand one behind the other in the message.
+fn is_quoted(packet: &Packet, about: &TcpPathError) {
+    let Flow { ours, theirs } = about.flow;
+    assert_eq!(ours.is_ipv4(), theirs.is_ipv4());
+    let ports = [ours.port().to_be_bytes(), theirs.port().to_be_bytes()].concat();
+    let header = [ports, about.seq.0.to_be_bytes().to_vec()].concat();
+    let bytes: Vec<u8> = packet.fragments().flatten().copied().collect();
+    assert!(bytes.windows(header.len()).any(|quoted| quoted == header), "{about:?}");
+}
+
 fn config() -> NetworkConfig {
     let mut config = NetworkConfig::default();
     config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
@@ -191,6 +217,7 @@ fn fix(kind: u8, bytes: &mut [u8], link: Link) {
     }
     let sum_at = match (headers.protocol, headers.transport) {
         (_, Transport::Udp) => 6,
+        (_, Transport::Tcp) => 16,
         (1 | 58, Transport::Icmp) => 2,
         _ => return,
     };

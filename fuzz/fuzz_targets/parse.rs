@@ -1,20 +1,28 @@
 //! Any bytes as a frame: parsed, read through the view, hashed (promise 5).
 //!
-//! Input: a byte whose lowest bit says if an Ethernet header comes first, the length on the wire
-//! (u32, little-endian), then the frame.
+//! Input: a byte whose lowest bit says if an Ethernet header comes first, the next one if the frame
+//! is also parsed with its end in pieces, and the others how much is not (in units of 4 bytes); the
+//! length on the wire (u32, little-endian), then the frame.
 #![no_main]
+
+mod pieces;
 
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use forebay_buf::Region;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_rx::flow_key::{FlowKey, FlowKeyRules, KeyRule, LAYERS_MAX};
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
 use forebay_rx::hash::{FlowHash, Hasher};
+use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{
     Checksum, DeviceSum, Headers, Link, Network, Verify, View, link_layer, parse, parse_by_walk,
-    parse_into,
+    parse_into, parse_packet,
 };
 use libfuzzer_sys::fuzz_target;
+
+use self::pieces::{HEADS, Shared};
 
 struct Hashers {
     plain: [Hasher; 2],
@@ -35,8 +43,8 @@ static RULES: LazyLock<[FlowKeyRules; 3]> = LazyLock::new(|| {
 });
 
 fuzz_target!(|input: &[u8]| {
-    let Some((&[link, ref wire_len @ ..], frame)) = input.split_first_chunk::<5>() else { return };
-    let link = if link & 1 == 0 { Link::Ip } else { Link::Ethernet };
+    let Some((&[kind, ref wire_len @ ..], frame)) = input.split_first_chunk::<5>() else { return };
+    let link = if kind & 1 == 0 { Link::Ip } else { Link::Ethernet };
     let wire_len = u32::from_le_bytes(*wire_len);
 
     let headers = parse(frame, wire_len, link, Verify::Checksums);
@@ -50,7 +58,38 @@ fuzz_target!(|input: &[u8]| {
     fields_lie_within(frame, &headers);
     both_directions_hash_alike(frame, wire_len, &headers);
     walk_to_the_key_ends(frame, wire_len, &headers);
+    if kind & 2 > 0 {
+        pieces_parse_alike(frame, usize::from(kind >> 2) * 4, wire_len, &headers);
+    }
 });
+
+/// A nonlinear packet has the headers and the hash of the same bytes in one frame, by the device's
+/// sum or without.
+fn pieces_parse_alike(frame: &[u8], head_len: usize, wire_len: u32, headers: &Headers) {
+    let shares = [vec![HEADS, ChunkClass { chunk_bytes: 1 << 17, chunks: 1 }]];
+    let pools = carve(Region::allocate(region_bytes(&shares)), &shares).expect("large enough");
+    let mut pool = pools.into_iter().next().expect("one share");
+    let mut shared = Shared::new();
+    let len_bytes = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+    for device_sum in [None, DeviceSum::of_frame(frame, headers.link)] {
+        let Some(split) = shared.split(frame, head_len, &mut pool) else { return };
+        let received = Packet::received(split, Arrival(7), wire_len.max(len_bytes), headers.link);
+        let mut packet = Packet { device_sum, ..received };
+        let verify = if device_sum.is_some() { Verify::Nothing } else { Verify::Checksums };
+        let mut expected = Headers { link: headers.link, ..Headers::default() };
+        parse_into(&mut expected, frame, wire_len, device_sum, verify);
+        parse_packet(&mut packet, verify, &mut pool).expect("there is memory");
+        assert_eq!(packet.headers, expected);
+        let bytes: Vec<u8> = packet.fragments().flatten().copied().collect();
+        assert_eq!(bytes, frame);
+        for hasher in &HASHERS.plain {
+            assert_eq!(hasher.hash(&packet.view()), hasher.hash(&View::new(frame, headers)));
+        }
+        pool.put(packet.frame);
+    }
+    assert_eq!(pool.in_use(), 0, "all frames are home");
+    shared.check_all_is_home(&mut pool);
+}
 
 /// Slow twin of the fast path, with and without a device's sum.
 fn fast_path_agrees_with_walk(frame: &[u8], wire_len: u32, link: Link) {

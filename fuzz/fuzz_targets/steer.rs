@@ -20,7 +20,10 @@ use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Checksum, Headers, Link, Verify};
-use forebay_rx::steer::{CpuLoad, MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig};
+use forebay_rx::steer::{
+    BalanceBoard, BalanceConfig, BalancePolicy, CpuLoad, MoveAfter, SockFlowTable, SpreadPolicy,
+    SteerConfig,
+};
 use forebay_rx::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
 use libfuzzer_sys::fuzz_target;
 
@@ -31,6 +34,14 @@ const PAYLOAD_BYTES: usize = 18;
 
 /// Fewer chunks than packets that can wait at once, so that some frames are refused.
 const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 160 };
+
+/// Balance that moves flows after few packets.
+const BALANCE: BalanceConfig = BalanceConfig {
+    policy: BalancePolicy::Load,
+    target_percent: 103,
+    moves_per_second: 1_000_000,
+    window_us: 1_000,
+};
 
 #[derive(Arbitrary, Debug)]
 struct Schedule {
@@ -46,8 +57,18 @@ struct Knobs {
     batch_max: u8,
     hold_max: u8,
     move_after: u8,
-    always: bool,
+    /// Bits of [`ALWAYS`], [`BALANCES`] and [`HAS_BOARD`].
+    load: u8,
 }
+
+/// Bits: all CPUs of the mask get packets at any load; the load is balanced; with a board for
+/// several queues.
+const ALWAYS: u8 = 1;
+const BALANCES: u8 = 2;
+const HAS_BOARD: u8 = 4;
+
+/// Work of a CPU for a packet, by its flow.
+const PACKET_NS: [u64; 4] = [2_000, 500, 20_000, 1_000];
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Step {
@@ -159,6 +180,12 @@ impl Rig {
     fn new(knobs: &Knobs) -> Self {
         let batch_max = 1 + u32::from(knobs.batch_max % 64);
         let mut intake = Intake::new(intake_config(knobs, batch_max));
+        if knobs.load & HAS_BOARD > 0 {
+            intake.set_board(Arc::new(BalanceBoard::new(2, CPUS)));
+        }
+        if knobs.load & BALANCES > 0 {
+            intake.set_balance(BALANCE, 0);
+        }
         let mut shares = vec![Vec::new(); CPUS];
         shares[POLLING].push(CHUNKS);
         let pools = carve(Region::allocate(region_bytes(&shares)), &shares).expect("large enough");
@@ -175,7 +202,12 @@ impl Rig {
         Self {
             cpus: cpus.collect(),
             intake,
-            application: Application { last: [None; 256], handled: 0, positions: [start; CPUS] },
+            application: Application {
+                last: [None; 256],
+                handled: 0,
+                positions: [start; CPUS],
+                loads: [CpuLoad::default(); CPUS],
+            },
             burst: Burst::default(),
             now_ns: 0,
             busy_ns: 0,
@@ -296,8 +328,9 @@ impl Rig {
         let show = |packets: &[Packet]| self.shown += packets.iter().map(segments).sum::<u64>();
         let pool = &mut self.cpus[POLLING].pool;
         if self.intake.is_load_due(self.now_ns) {
-            let mut loads = [CpuLoad::default(); CPUS];
-            loads[POLLING].busy_ns = self.busy_ns;
+            let mut loads = self.application.loads;
+            loads[POLLING].busy_ns += self.busy_ns;
+            loads[POLLING].frames = self.arrived;
             self.intake.follow_load(self.now_ns, &loads);
         }
         let woken = self.intake.turn_with_tap(self.now_ns, &mut self.burst, pool, show);
@@ -422,7 +455,10 @@ fn intake_config(knobs: &Knobs, batch_max: u32) -> IntakeConfig {
             rps_flow_cnt: 1 << (knobs.rps_flow_log % 8),
             move_after: MoveAfter { packets: knobs.move_after.into(), time_ns: 1_000_000 },
             hold_max: knobs.hold_max.into(),
-            spread: if knobs.always { SpreadPolicy::Always } else { SpreadPolicy::WhenBusy },
+            spread: match knobs.load & ALWAYS {
+                0 => SpreadPolicy::WhenBusy,
+                _ => SpreadPolicy::Always,
+            },
             batch_max,
         },
         netdev_max_backlog: 50,
@@ -442,6 +478,8 @@ struct Application {
     handled: u64,
     /// Position up to which each backlog has been handled: the tail after its last handled packet.
     positions: [Position; CPUS],
+    /// Work of each CPU by its packets.
+    loads: [CpuLoad; CPUS],
 }
 
 impl Handler for Application {
@@ -456,6 +494,10 @@ impl Handler for Application {
         for packet in batch.packets.iter() {
             assert!(batch.note_of(packet.arrival).is_some());
             let flow = flow_of(packet);
+            let (load, work_ns) = (&mut self.loads[batch.cpu.index()], PACKET_NS[flow % 4]);
+            load.busy_ns += work_ns;
+            load.delivering_ns += work_ns;
+            load.packets += 1;
             for segment in packet.segments() {
                 let last = self.last[flow].replace(segment.arrival);
                 assert!(

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::plot::PlotFiles;
 
-/// Upper bound on the CPUs of a run: the simulator keeps them in sets of 64 bits.
+/// Upper bound on the CPUs of a run: the simulator keeps them in sets of 128 bits.
 const CPUS_MAX: i64 = 128;
 
 /// Upper bound on the packets of a run, as each is kept until the end.
@@ -196,7 +196,8 @@ struct SideBySide<'a> {
 
 /// Progress bar of completed runs; hidden if standard error is not a terminal.
 fn progress(args: &SimArgs, rules: u64) -> ProgressBar {
-    let runs = seeds(args).count() as u64 * rules;
+    let seeds = args.seed.map_or(args.seeds, |_| 1);
+    let runs = seeds.saturating_mul(rules);
     if args.json || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -223,6 +224,15 @@ mod tests {
 
     use super::*;
     use crate::args::{Cli, Command};
+
+    #[test]
+    fn any_number_of_seeds_is_run() {
+        let line = format!("forebay sim waves --seeds {}", u64::MAX);
+        let Command::Sim(args) = Cli::parse_from(line.split(' ')).command else {
+            panic!("{line} is a simulation");
+        };
+        assert!(progress(&args, 4).is_hidden());
+    }
 
     #[test]
     fn broken_law_prints_its_command() {

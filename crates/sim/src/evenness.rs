@@ -1,7 +1,7 @@
 //! Evenness of the load on CPUs in the course of a run, computed from the flows' shares of the traffic, without chance.
 
-use forebay_rx::CpuId;
 use forebay_rx::steer::REST_NS;
+use forebay_rx::{CpuId, RxQueue};
 use serde::Serialize;
 
 use crate::costs::{INTAKE_NS, SERVICE_NS};
@@ -26,10 +26,10 @@ pub struct Balanced {
     pub possible_percent: u64,
     /// Longest time during which the busiest CPU had more than 110 % of what was possible.
     pub uneven_ns: u64,
-    /// CPUs that packets went to at the end of each phase.
-    pub cpus: [usize; 4],
-    /// Time from the start of the second phase until packets went to all CPUs.
-    pub spread_ns: u64,
+    /// CPUs that packets went to at the end of each phase. `None` for a phase that was never looked at.
+    pub cpus: [Option<usize>; 4],
+    /// Time from the start of the second phase until packets went to all CPUs. `None` if they never did.
+    pub spread_ns: Option<u64>,
     /// Number of times that a flow's desired CPU changed, a second.
     pub desired_changes_a_second: u64,
     /// Largest load beside a flow that needs a CPU by itself, in percent of that flow's, at the end of a phase.
@@ -45,13 +45,20 @@ pub(crate) struct Evenness {
     desired_changes: u64,
     phase: u64,
     phase_began_ns: u64,
-    /// Times of the last two changes of the number of CPUs, except the first change.
-    resized_ns: [Option<u64>; 2],
-    active_cpus: Option<usize>,
-    has_resized: bool,
+    /// Number of CPUs of each queue.
+    sizes: Vec<QueueSize>,
     /// State at the last look.
     last: Look,
     even_at_ns: u64,
+}
+
+/// Number of CPUs that packets of a queue went to at the last look.
+#[derive(Clone, Copy, Debug, Default)]
+struct QueueSize {
+    active_cpus: Option<usize>,
+    has_resized: bool,
+    /// Times of its last two changes, except the first change of all.
+    resized_ns: [Option<u64>; 2],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,11 +81,16 @@ impl Balanced {
                 .desired_changes_a_second
                 .max(other.desired_changes_a_second),
             beside_heavy_percent: self.beside_heavy_percent.max(other.beside_heavy_percent),
-            spread_ns: self.spread_ns.max(other.spread_ns),
-            cpus: std::array::from_fn(|phase| self.cpus[phase].max(other.cpus[phase])),
+            spread_ns: most(self.spread_ns, other.spread_ns),
+            cpus: std::array::from_fn(|phase| most(self.cpus[phase], other.cpus[phase])),
             ..busiest
         }
     }
+}
+
+/// The larger of two figures. A run that never had one is the worst.
+fn most<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+    one.zip(other).map(|(one, other)| one.max(other))
 }
 
 impl Evenness {
@@ -96,7 +108,9 @@ impl Evenness {
         if self.phase != traffic.phase() {
             (self.phase, self.phase_began_ns) = (traffic.phase(), now_ns);
         }
-        self.see_cpus(machine.active_cpus().unwrap_or(cpus), now_ns, cpus, laws);
+        let queues = (0..).map(RxQueue).take(pace.polling.len());
+        let sizes = queues.map(|queue| machine.active_cpus(queue).unwrap_or(cpus));
+        self.see_cpus(&sizes.collect::<Vec<_>>(), now_ns, cpus, laws);
         let shares = traffic.shares();
         self.desired.resize(shares.len(), (None, None));
         let (mut polls, mut loads) = (vec![0; cpus], vec![(0, 0); cpus]);
@@ -111,7 +125,7 @@ impl Evenness {
             let (load, heaviest) = &mut loads[at.index()];
             *load += share * SERVICE_NS;
             *heaviest = (share * SERVICE_NS).max(*heaviest);
-            self.see(FlowId(index), at, now_ns, laws);
+            self.see(FlowId(index), flow.queue, at, now_ns, laws);
         }
         let (busiest, sum) =
             loads.iter().fold((0, 0), |(max, sum), (load, _)| (max.max(*load), sum + load));
@@ -142,33 +156,43 @@ impl Evenness {
         self.balanced
     }
 
-    fn see_cpus(&mut self, active: usize, now_ns: u64, cpus: usize, laws: &mut Laws) {
+    /// Looks at the number of CPUs of each queue. One that changes three times within [`REST_NS`] breaks a law.
+    fn see_cpus(&mut self, sizes: &[usize], now_ns: u64, cpus: usize, laws: &mut Laws) {
         let phase = usize::try_from(self.phase).unwrap_or(0);
-        self.balanced.cpus[phase] = active;
-        if phase == 1 && active == cpus && self.balanced.spread_ns == 0 {
-            self.balanced.spread_ns = now_ns - self.phase_began_ns;
+        let most = sizes.iter().copied().max().unwrap_or(0);
+        self.balanced.cpus[phase] = Some(most);
+        if phase == 1 && most == cpus {
+            self.balanced.spread_ns.get_or_insert(now_ns - self.phase_began_ns);
         }
-        if self.active_cpus.replace(active).is_none_or(|before| before == active) {
-            return;
+        self.sizes.resize(sizes.len(), QueueSize::default());
+        for (queue, (size, &active)) in self.sizes.iter_mut().zip(sizes).enumerate() {
+            if size.active_cpus.replace(active).is_none_or(|before| before == active) {
+                continue;
+            }
+            if !std::mem::replace(&mut size.has_resized, true) {
+                continue;
+            }
+            let [first, second] = size.resized_ns;
+            if let Some(first_ns) = first.filter(|first_ns| now_ns - first_ns + LOOK_NS < REST_NS) {
+                laws.broke(Law::Rest, || {
+                    format!(
+                        "queue {queue} has {active} CPUs at {now_ns} ns, three sizes since {first_ns} ns"
+                    )
+                });
+            }
+            size.resized_ns = [second, Some(now_ns)];
         }
-        self.has_resized = true;
-        let [first, second] = self.resized_ns;
-        if let Some(first_ns) = first.filter(|first_ns| now_ns - first_ns + LOOK_NS < REST_NS) {
-            laws.broke(Law::Rest, || {
-                format!("{active} CPUs at {now_ns} ns, three sizes since {first_ns} ns")
-            });
-        }
-        self.resized_ns = [second, Some(now_ns)];
     }
 
-    fn see(&mut self, flow: FlowId, at: CpuId, now_ns: u64, laws: &mut Laws) {
+    fn see(&mut self, flow: FlowId, queue: RxQueue, at: CpuId, now_ns: u64, laws: &mut Laws) {
         let (desired_cpu, changed_ns) = &mut self.desired[flow.index()];
         if desired_cpu.replace(at).is_none_or(|before| before == at) {
             return;
         }
         self.desired_changes += 1;
-        // If the number of CPUs changes, the law limits those changes instead.
-        let before_ns = changed_ns.replace(now_ns).filter(|_| !self.has_resized);
+        // If the number of the queue's CPUs changes, the law limits those changes instead.
+        let has_resized = self.sizes[usize::from(queue.0)].has_resized;
+        let before_ns = changed_ns.replace(now_ns).filter(|_| !has_resized);
         if let Some(before_ns) =
             before_ns.filter(|before_ns| now_ns - before_ns + LOOK_NS < REST_NS)
         {
@@ -188,5 +212,25 @@ impl Evenness {
         }
         let beside = &mut worst.beside_heavy_percent;
         *beside = last.beside_heavy_percent.max(*beside);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_is_worse_than_late() {
+        let soon = Balanced {
+            spread_ns: Some(7),
+            cpus: [Some(1), Some(4), Some(1), Some(2)],
+            ..Balanced::default()
+        };
+        let never = Balanced { spread_ns: None, cpus: [Some(3), None, Some(1), None], ..soon };
+        for worse in [soon.worse(never), never.worse(soon)] {
+            assert_eq!((worse.spread_ns, worse.cpus), (None, [Some(3), None, Some(1), None]));
+        }
+        let late = Balanced { spread_ns: Some(9), ..soon };
+        assert_eq!(soon.worse(late).spread_ns, Some(9));
     }
 }

@@ -14,23 +14,34 @@ const INTERVAL_NS: u64 = 100_000_000;
 /// Entries, and their packets since the last assignment.
 pub(crate) struct Indirection {
     entries: Vec<(CpuId, u64)>,
+    /// CPUs that entries may have.
+    cpus: Vec<CpuId>,
     last: Vec<CpuLoad>,
     assigned_ns: u64,
 }
 
 impl Indirection {
     pub(crate) fn new(map: &RpsMap) -> Self {
-        let cpus = map.cpus();
-        let cpu = |entry: u32| cpus[entry as usize % cpus.len()];
-        Self {
-            entries: (0..ENTRIES).map(|entry| (cpu(entry), 0)).collect(),
-            last: Vec::new(),
-            assigned_ns: 0,
-        }
+        let cpus = map.cpus().to_vec();
+        let cpu = |entry: usize| cpus.get(entry % cpus.len().max(1)).copied().unwrap_or(CpuId(0));
+        let entries = (0..ENTRIES as usize).map(|entry| (cpu(entry), 0)).collect();
+        Self { entries, cpus, last: Vec::new(), assigned_ns: 0 }
     }
 
-    pub(crate) fn cpu_of(&self, hash: FlowHash) -> CpuId {
-        self.entries[entry_of(hash)].0
+    /// Has the entries of all other CPUs shared out anew, as after a write of the mask.
+    pub(crate) fn keep_within(&mut self, map: &RpsMap) {
+        let anew = Self::new(map);
+        for (entry, (cpu, _)) in self.entries.iter_mut().zip(&anew.entries) {
+            if self.cpus.is_empty() || !anew.cpus.contains(&entry.0) {
+                entry.0 = *cpu;
+            }
+        }
+        self.cpus = anew.cpus;
+    }
+
+    /// CPU of a hash. `None` if the map is empty.
+    pub(crate) fn cpu_of(&self, hash: FlowHash) -> Option<CpuId> {
+        (!self.cpus.is_empty()).then(|| self.entries[entry_of(hash)].0)
     }
 
     pub(crate) fn count(&mut self, hash: FlowHash) {
@@ -53,17 +64,20 @@ impl Indirection {
         let weight =
             |(cpu, count): (CpuId, u64)| busy_ns[cpu.index()] * count / packets[cpu.index()].max(1);
         let weights: Vec<_> = self.entries.iter().copied().map(weight).collect();
-        let mean_ns = busy_ns.iter().sum::<u64>() / busy_ns.len() as u64;
+        let sum_ns: u64 = self.cpus.iter().map(|cpu| busy_ns[cpu.index()]).sum();
+        let mean_ns = sum_ns / self.cpus.len().max(1) as u64;
         let mut order: Vec<_> = (0..self.entries.len()).collect();
         order.sort_by_key(|entry| std::cmp::Reverse(weights[*entry]));
         for entry in order {
             let from = self.entries[entry].0.index();
-            let Some(to) = (0..busy_ns.len()).min_by_key(|cpu| busy_ns[*cpu]) else { return };
+            let least = self.cpus.iter().copied().min_by_key(|cpu| busy_ns[cpu.index()]);
+            let Some(least) = least else { break };
+            let to = least.index();
             let is_over = busy_ns[from] > mean_ns && busy_ns[from] - mean_ns >= weights[entry] / 2;
             if is_over && weights[entry] > 0 && busy_ns[to] + weights[entry] < busy_ns[from] {
                 busy_ns[from] -= weights[entry];
                 busy_ns[to] += weights[entry];
-                self.entries[entry].0 = CpuId(u16::try_from(to).unwrap_or(0));
+                self.entries[entry].0 = least;
             }
         }
         self.entries.iter_mut().for_each(|(_, count)| *count = 0);

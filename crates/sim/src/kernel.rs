@@ -131,7 +131,7 @@ impl KernelMachine {
     /// CPU for a hash, by the map or by the device.
     fn by_hash(&self, hash: FlowHash) -> Option<CpuId> {
         match &self.indirection {
-            Some(indirection) => Some(indirection.cpu_of(hash)),
+            Some(indirection) => indirection.cpu_of(hash),
             None => self.rps_map.select(hash),
         }
     }
@@ -280,7 +280,12 @@ impl SimMachine for KernelMachine {
     fn change(&mut self, change: &SimChange, _: Now, laws: &mut Laws, wake: &mut Vec<CpuId>) {
         match change {
             // CPUs that do not run are left out when the mask is written.
-            SimChange::RpsCpus(cpus) => self.rps_map = RpsMap::new(cpus.and(self.online).iter()),
+            SimChange::RpsCpus(cpus) => {
+                self.rps_map = RpsMap::new(cpus.and(self.online).iter());
+                if let Some(indirection) = &mut self.indirection {
+                    indirection.keep_within(&self.rps_map);
+                }
+            }
             SimChange::RpsFlowCnt(count) => {
                 for queue in &mut self.queues {
                     queue.flow_table = flow_table(*count);
@@ -385,4 +390,60 @@ impl SockFlows {
 fn flow_table(rps_flow_cnt: u32) -> Vec<DevFlow> {
     let len = if rps_flow_cnt > 0 { rps_flow_cnt.next_power_of_two() } else { 0 };
     vec![DevFlow { cpu: None, last_qtail: 0 }; len as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_rx::steer::CpuLoad;
+    use forebay_sys::random::Random;
+
+    use super::*;
+    use crate::rules::Rules;
+    use crate::scenario::{Overrides, Situation};
+
+    const CPUS: u16 = 4;
+
+    fn rss_plus_plus(situation: Situation) -> KernelMachine {
+        let overrides = Overrides { cpus: Some(CPUS), ..Overrides::default() };
+        let scenario = situation.draw(overrides, &mut Random::new(1));
+        let scenario = Rules::RssPlusPlus.applied_to(scenario);
+        let plan = scenario.traffic.clone();
+        let traffic = Traffic::new(plan, scenario.packets, scenario.queues, Random::new(2));
+        KernelMachine::new(&scenario, &traffic)
+    }
+
+    fn cpus_of(machine: &KernelMachine) -> Vec<Option<CpuId>> {
+        let mut cpus: Vec<_> = (1..2_000).map(|hash| machine.by_hash(FlowHash(hash))).collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        cpus
+    }
+
+    /// Two assignments, between which only one CPU had work, and packets of each hash.
+    fn assign(machine: &mut KernelMachine) {
+        let busy = |busy_ns| CpuLoad { busy_ns, ..CpuLoad::default() };
+        let indirection = machine.indirection.as_mut().unwrap();
+        (1..2_000).for_each(|hash| indirection.count(FlowHash(hash)));
+        indirection.assign(1_000_000_000, &[0, 0, 9_000_000, 0].map(busy));
+    }
+
+    #[test]
+    fn rss_follows_the_mask() {
+        let mut machine = rss_plus_plus(Situation::MaskChange);
+        for cpus in [vec![CpuId(1), CpuId(2)], vec![CpuId(3)], vec![]] {
+            let mask = SimChange::RpsCpus(cpus.iter().copied().collect());
+            machine.change(&mask, Now { ns: 0 }, &mut Laws::default(), &mut Vec::new());
+            let expected =
+                if cpus.is_empty() { vec![None] } else { cpus.into_iter().map(Some).collect() };
+            assert_eq!(cpus_of(&machine), expected);
+        }
+    }
+
+    #[test]
+    fn rss_assigns_within_the_mask() {
+        let mut machine = rss_plus_plus(Situation::Elephant);
+        assert_eq!(cpus_of(&machine), [1, 2, 3].map(|cpu| Some(CpuId(cpu))));
+        assign(&mut machine);
+        assert_eq!(cpus_of(&machine), [1, 2, 3].map(|cpu| Some(CpuId(cpu))));
+    }
 }

@@ -66,8 +66,8 @@ pub(crate) trait SimMachine: Sized {
     /// Number of times that a flow, or the flows of one slot, changed CPU.
     fn moves(&self) -> u64;
 
-    /// Number of CPUs that the packets of a queue go to, as the load needs; the most of all queues.
-    fn active_cpus(&self) -> Option<usize> {
+    /// Number of CPUs that the packets of a queue go to, as the load needs. `None` if all have their part always.
+    fn active_cpus(&self, _: RxQueue) -> Option<usize> {
         None
     }
 

@@ -350,8 +350,8 @@ impl SimMachine for PathMachine {
         self.queues.iter().map(|queue| queue.intake.counters().moves.get()).sum()
     }
 
-    fn active_cpus(&self) -> Option<usize> {
-        self.queues.iter().map(|queue| queue.intake.active_cpus()).max()
+    fn active_cpus(&self, queue: RxQueue) -> Option<usize> {
+        Some(self.queue(queue).intake.active_cpus())
     }
 
     fn check_rest(&mut self, laws: &mut Laws) {

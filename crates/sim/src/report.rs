@@ -217,6 +217,7 @@ pub fn balance_table(summaries: &[&Summary]) -> String {
         "out of order",
         "moved twice in a second",
     ]);
+    let none = || "-".to_owned();
     for summary in summaries {
         let Some(balanced) = summary.balanced else { continue };
         table.add_row([
@@ -225,8 +226,8 @@ pub fn balance_table(summaries: &[&Summary]) -> String {
             format!("{} %", balanced.busiest_percent),
             format!("{} %", balanced.possible_percent),
             format!("{} ms", grouped(balanced.uneven_ns / 1_000_000)),
-            balanced.cpus.map(|cpus| cpus.to_string()).join(" "),
-            format!("{} ms", grouped(balanced.spread_ns / 1_000_000)),
+            balanced.cpus.map(|cpus| cpus.map_or(none(), |cpus| cpus.to_string())).join(" "),
+            balanced.spread_ns.map_or(none(), |ns| format!("{} ms", grouped(ns / 1_000_000))),
             grouped(balanced.desired_changes_a_second),
             grouped(summary.reordered),
             grouped(summary.rest_violations),

@@ -37,6 +37,9 @@ const MIXER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Thousandths of a whole.
 const MILLE: u64 = 1_000;
 
+/// Millionths of a whole.
+pub(crate) const PPM: u64 = 1_000_000;
+
 impl Shift {
     /// Phase of a run after this many of `all` packets. A run without change is in its last phase.
     pub(crate) fn phase(self, came: u64, all: u64) -> u64 {
@@ -57,25 +60,22 @@ impl Shift {
         }
     }
 
-    /// Load in thousandths of the plan's, of which the heavy flows are `heavy_mille`.
-    pub(crate) fn load_mille(
-        self,
-        came: u64,
-        all: u64,
-        heavy_mille: u64,
-        load_percent: u64,
-    ) -> u64 {
+    /// Load in millionths of the plan's, of which the heavy flows are `heavy_mille` thousandths.
+    pub(crate) fn load_ppm(self, came: u64, all: u64, heavy_mille: u64, load_percent: u64) -> u64 {
         if self == Self::Waves {
             let percent = [15, load_percent, 15, 150.min(load_percent)];
             let phase = usize::try_from(self.phase(came, all)).unwrap_or(0);
-            return percent[phase] * MILLE / load_percent.max(1);
+            return percent[phase] * PPM / load_percent.max(1);
         }
-        if self != Self::Diurnal {
-            let is_heavy = !self.heavy(self.phase(came, all)).is_empty();
-            return if is_heavy { MILLE } else { MILLE - heavy_mille };
-        }
-        let from_midday = (came * 2 * MILLE / all.max(1)).abs_diff(MILLE);
-        400 + from_midday * 600 / MILLE
+        let mille = if self == Self::Diurnal {
+            let from_midday = (came * 2 * MILLE / all.max(1)).abs_diff(MILLE);
+            400 + from_midday * 600 / MILLE
+        } else if self.heavy(self.phase(came, all)).is_empty() {
+            MILLE - heavy_mille
+        } else {
+            MILLE
+        };
+        mille * (PPM / MILLE)
     }
 
     /// Number of the flow, of `flows`, that has a rank after `came` of `all` packets.
@@ -99,6 +99,22 @@ impl Shift {
                 range * AIMED_CPU + 1 + drawn % range
             }
             _ => drawn,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waves_are_parts_of_one_cpu() {
+        for cpus in [4, 48, 128] {
+            let load_percent = 60 * cpus;
+            for (came, percent) in [(0, 15), (1, load_percent), (2, 15), (3, 150)] {
+                let ppm = Shift::Waves.load_ppm(came, 4, 0, load_percent);
+                assert_eq!((load_percent * ppm).div_ceil(PPM), percent, "{cpus} CPUs");
+            }
         }
     }
 }

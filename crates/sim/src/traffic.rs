@@ -15,6 +15,7 @@ use forebay_sys::random::Random;
 
 use crate::action::Span;
 use crate::scenario::{Hashes, TrafficPlan};
+use crate::shift::PPM;
 
 /// A flow by the number in its stamps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -237,8 +238,8 @@ impl Traffic {
             if self.burst > 0 {
                 self.burst -= 1;
             } else {
-                let load = self.plan.load_percent * self.load_mille();
-                let mean_ns = self.plan.service_ns * 100_000 / load.max(1);
+                let load = self.plan.load_percent * self.load_ppm();
+                let mean_ns = self.plan.service_ns * 100 * PPM / load.max(1);
                 self.next_ns += self.random.between(0, 2 * mean_ns);
             }
         }
@@ -289,11 +290,11 @@ impl Traffic {
         usize::try_from(place).unwrap_or(0)
     }
 
-    /// Load in thousandths of the plan's.
-    fn load_mille(&self) -> u64 {
+    /// Load in millionths of the plan's.
+    fn load_ppm(&self) -> u64 {
         let TrafficPlan { load_percent, elephant_percent, shift, .. } = self.plan;
         let heavy_mille = elephant_percent * 1_000 / load_percent.max(1);
-        shift.load_mille(self.came(), self.packets, heavy_mille.min(1_000), load_percent)
+        shift.load_ppm(self.came(), self.packets, heavy_mille.min(1_000), load_percent)
     }
 
     fn came(&self) -> u64 {

@@ -4,6 +4,8 @@ use std::io;
 
 use forebay_rx::CpuId;
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
 use rustix::process;
 use rustix::thread::{self, CpuSet};
 use rustix::time::{ClockId, clock_gettime};
@@ -99,6 +101,17 @@ pub fn process_cpu_ns() -> u64 {
     clock_ns(ClockId::ProcessCPUTime)
 }
 
+/// CPU time that a process has used so far, in nanoseconds, with its threads that have ended. One that has ended itself has
+/// it until it is waited for.
+///
+/// # Errors
+/// If there is no such process.
+pub fn cpu_ns_of(process_id: u32) -> io::Result<u64> {
+    let id = i32::try_from(process_id).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let time = clock_getcpuclockid(Pid::from_raw(id))?.now()?;
+    Ok(ns(time.tv_sec(), time.tv_nsec()))
+}
+
 /// CPU time that the calling thread has used so far, in nanoseconds.
 #[must_use]
 pub fn thread_cpu_ns() -> u64 {
@@ -107,8 +120,11 @@ pub fn thread_cpu_ns() -> u64 {
 
 fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
-    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + nanos.unwrap_or(0)
+    ns(time.tv_sec, time.tv_nsec)
+}
+
+fn ns(seconds: i64, nanos: i64) -> u64 {
+    u64::try_from(seconds).unwrap_or(0) * 1_000_000_000 + u64::try_from(nanos).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -135,5 +151,14 @@ mod tests {
             let before = cpu_ns();
             while cpu_ns() == before {}
         }
+    }
+
+    #[test]
+    fn cpu_time_is_of_any_process() {
+        let before_ns = process_cpu_ns();
+        let of_this_ns = cpu_ns_of(std::process::id()).unwrap();
+        assert!((before_ns..=process_cpu_ns()).contains(&of_this_ns));
+        // Beyond the kernel's largest (`PID_MAX_LIMIT`), and beyond any number of its type.
+        assert!(cpu_ns_of(1 << 23).is_err() && cpu_ns_of(u32::MAX).is_err());
     }
 }

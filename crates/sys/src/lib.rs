@@ -54,7 +54,7 @@ use std::path::Path;
 #[cfg(feature = "vhost-user")]
 pub use aio::Signaller;
 pub use cpus::{
-    allowed_cpus, current_cpu, pin_to, preemptions, process_cpu_ns, set_sched_slice,
+    allowed_cpus, cpu_ns_of, current_cpu, pin_to, preemptions, process_cpu_ns, set_sched_slice,
     set_timer_slack, thread_cpu_ns,
 };
 pub use error::{Error, Result};

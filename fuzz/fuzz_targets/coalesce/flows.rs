@@ -146,6 +146,8 @@ impl Flow {
             4 => Tunnel::Vxlan { is_summed: true },
             5 => Tunnel::Pppoe,
             6 => Tunnel::IpipInIpip,
+            7 if self.is_rich() => Tunnel::Geneve,
+            7 => Tunnel::VxlanGpe,
             _ => Tunnel::Nothing,
         }
     }

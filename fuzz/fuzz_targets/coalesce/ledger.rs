@@ -27,6 +27,11 @@ struct Entered {
     device_sum: Option<DeviceSum>,
 }
 
+/// Bytes of a packet, with its pieces.
+fn bytes_of(packet: &Packet) -> Vec<u8> {
+    packet.fragments().flatten().copied().collect()
+}
+
 impl Entered {
     /// Payload of TCP or UDP, inside a tunnel if it is in one.
     fn payload(&self) -> Vec<u8> {
@@ -59,9 +64,9 @@ impl Ledger {
     }
 
     pub(crate) fn enter(&mut self, packet: &Packet) {
-        let Packet { frame, wire_len, timestamp_ns, hash, headers, device_sum, .. } = packet;
+        let Packet { wire_len, timestamp_ns, hash, headers, device_sum, .. } = packet;
         self.entered.push(Entered {
-            bytes: frame.data().to_vec(),
+            bytes: bytes_of(packet),
             wire_len: *wire_len,
             timestamp_ns: *timestamp_ns,
             hash: *hash,
@@ -105,7 +110,7 @@ impl Ledger {
 
     /// Checks that a merged packet is valid if parsed as a received one.
     fn judge_whole(&self, packet: &Packet) {
-        let bytes: Vec<u8> = packet.fragments().flatten().copied().collect();
+        let bytes = bytes_of(packet);
         assert_eq!(packet.wire_len as usize, bytes.len());
         let headers = parse(&bytes, packet.wire_len, packet.headers.link, Verify::Checksums);
         let inner = innermost(&bytes, packet.wire_len, &headers);
@@ -145,9 +150,10 @@ impl Ledger {
         for segment in packet.segments() {
             let entered = &self.entered[segment.arrival.0 as usize];
             assert_eq!(segment.offset as usize, joined.len());
-            assert_eq!(segment.payload, entered.payload());
+            let payload: Vec<u8> = segment.payload_fragments().flatten().copied().collect();
+            assert_eq!(payload, entered.payload());
             assert_eq!(segment.timestamp_ns, entered.timestamp_ns);
-            joined.extend_from_slice(segment.payload);
+            joined.extend(payload);
         }
         assert_eq!(joined, View::new(&bytes, &headers).payload());
     }
@@ -176,13 +182,13 @@ impl Ledger {
             assert_eq!(segment.device_sum, entered.device_sum);
         }
         if was_merged && mode == CoalesceMode::Lro {
-            let bytes = segment.frame.data();
-            let headers = parse(bytes, segment.wire_len, segment.headers.link, Verify::Checksums);
+            let bytes = bytes_of(segment);
+            let headers = parse(&bytes, segment.wire_len, segment.headers.link, Verify::Checksums);
             assert_eq!(headers, segment.headers);
             assert_eq!(headers.l4_checksum, Checksum::Good);
-            assert_eq!(segment.view().payload(), entered.payload());
+            assert_eq!(View::new(&bytes, &headers).payload(), entered.payload());
         } else {
-            assert_eq!(segment.frame.data(), entered.bytes);
+            assert_eq!(bytes_of(segment), entered.bytes);
         }
         if was_merged {
             assert_eq!(segment.headers, entered.verified());

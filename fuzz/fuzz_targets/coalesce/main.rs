@@ -6,6 +6,8 @@
 
 mod flows;
 mod ledger;
+#[path = "../pieces.rs"]
+mod pieces;
 mod tunnels;
 
 use std::sync::Arc;
@@ -20,14 +22,16 @@ use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer, FlushReason,
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::packet::Arrival;
-use forebay_rx::parse::{DeviceSum, Headers, Link, Verify, parse, parse_into};
+use forebay_rx::parse::{DeviceSum, Headers, Link, Verify, parse, parse_packet};
 use ledger::Ledger;
 use libfuzzer_sys::fuzz_target;
+use pieces::{HEADS, Shared};
 
 /// Enough chunks for the packet with most segments of the smallest size, and for one of the
 /// largest.
-const CHUNKS: [ChunkClass; 3] = [
+const CHUNKS: [ChunkClass; 4] = [
     ChunkClass { chunk_bytes: 512, chunks: 600 },
+    ChunkClass { chunks: 300, ..HEADS },
     ChunkClass { chunk_bytes: 2048, chunks: 64 },
     ChunkClass { chunk_bytes: 10_240, chunks: 12 },
 ];
@@ -44,12 +48,17 @@ struct Knobs {
     device: Device,
     /// True if all flows share two hashes.
     collide: bool,
-    /// True if frames carry their arrival time.
-    timed: bool,
+    /// Bit 0: frames carry their arrival time. Bit 1: their ends are in pieces; the other bits say
+    /// how much is not, in units of 4 bytes.
+    ways: u8,
     /// True if packets that leave are coalesced again, as when coalescing moves from arrival to
     /// delivery.
     twice: bool,
 }
+
+/// Bits of [`Knobs::ways`].
+const TIMED: u8 = 1;
+const IN_PIECES: u8 = 2;
 
 /// Checksum offload of the device.
 #[derive(Arbitrary, Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +108,9 @@ fuzz_target!(|run: Run| {
     rig.end_poll(PollStatus::Last);
     rig.ledger.close(&rig.counters);
     assert_eq!(rig.pool.in_use(), 0, "all frames are home");
+    if let Some(shared) = &mut rig.shared {
+        shared.check_all_is_home(&mut rig.pool);
+    }
 });
 
 struct Rig {
@@ -108,6 +120,8 @@ struct Rig {
     second: Option<Coalescer>,
     hasher: Hasher,
     pool: Pool,
+    /// Memory of a device whose frames end in pieces.
+    shared: Option<Shared>,
     flows: Flows,
     ledger: Ledger,
     now_ns: u64,
@@ -126,6 +140,7 @@ impl Rig {
             counters,
             hasher: Hasher::keyed(&[7; 16], false),
             pool: pools.into_iter().next().expect("one share"),
+            shared: (knobs.ways & IN_PIECES > 0).then(Shared::new),
             flows: Flows::default(),
             ledger: Ledger::default(),
             now_ns: 1,
@@ -182,12 +197,21 @@ impl Rig {
     /// Packet that an intake makes of a frame; `None` if the pool has no frame.
     fn packet(&mut self, received: &Received) -> Option<Packet> {
         let len_bytes = u32::try_from(received.bytes.len()).expect("short");
-        let mut frame = self.pool.allocate(len_bytes)?;
-        frame.copy_from(&received.bytes);
+        let frame = match &mut self.shared {
+            Some(shared) => {
+                let head_len = usize::from(self.knobs.ways >> 2) * 4;
+                shared.split(&received.bytes, head_len, &mut self.pool)?
+            }
+            None => {
+                let mut frame = self.pool.allocate(len_bytes)?;
+                frame.copy_from(&received.bytes);
+                frame
+            }
+        };
         let arrival = Arrival::of_frame(self.ledger.next_frame());
         let wire_len = len_bytes + u32::from(received.cut_off);
         let mut packet = Packet::received(frame, arrival, wire_len, received.link);
-        packet.timestamp_ns = if self.knobs.timed { self.now_ns } else { 0 };
+        packet.timestamp_ns = if self.knobs.ways & TIMED > 0 { self.now_ns } else { 0 };
         let checked = parse(&received.bytes, wire_len, received.link, Verify::Checksums);
         let verify = match self.knobs.device {
             Device::Nothing => Verify::Checksums,
@@ -201,8 +225,7 @@ impl Rig {
                 Verify::Nothing
             }
         };
-        let Packet { frame, headers, device_sum, .. } = &mut packet;
-        parse_into(headers, frame.data(), wire_len, *device_sum, verify);
+        parse_packet(&mut packet, verify, &mut self.pool).expect("few headers are long");
         let hash = self.hasher.hash(&packet.view());
         let collides = self.knobs.collide && hash.is_some();
         packet.hash = if collides { FlowHash(1 + hash.0 % 2) } else { hash };

@@ -14,6 +14,10 @@ pub(crate) enum Tunnel {
     Vxlan {
         is_summed: bool,
     },
+    /// VXLAN-GPE, behind which comes the IP packet.
+    VxlanGpe,
+    /// GENEVE with an option of eight bytes, behind which comes an Ethernet frame.
+    Geneve,
     Pppoe,
     /// Deeper than is merged.
     IpipInIpip,
@@ -39,14 +43,23 @@ impl Tunnel {
             Self::Vxlan { is_summed } => {
                 let inner = [&[2; 12], &ethertype[..], packet].concat();
                 let vxlan = [&[8, 0, 0, 0, 0, 0, 7, 0], &inner[..]].concat();
-                let len = u16_of(vxlan.len() + 8).to_be_bytes();
-                let mut udp = [&[0x80, 0, 0x12, 0xb5, len[0], len[1], 0, 0], &vxlan[..]].concat();
+                let mut udp = udp(4789, &vxlan);
                 if is_summed {
                     let sum = Sum::of(&udp).plus(Sum::of(&ADDRESSES)).plus_word(17);
                     let sum = !sum.plus_len(udp.len()).fold();
                     udp[6..8].copy_from_slice(&if sum == 0 { u16::MAX } else { sum }.to_be_bytes());
                 }
                 ([8, 0], ipv4(17, id, &udp, change))
+            }
+            Self::VxlanGpe => {
+                let next = if is_v6 { 2 } else { 1 };
+                let gpe = [&[0x0c, 0, 0, next, 0, 0, 7, 0], packet].concat();
+                ([8, 0], ipv4(17, id, &udp(4790, &gpe), change))
+            }
+            Self::Geneve => {
+                let head = [2, 0, 0x65, 0x58, 0, 0, 7, 0, 1, 2, 3, 1, 9, 9, 9, 9];
+                let geneve = [&head, &[2; 12][..], &ethertype, packet].concat();
+                ([8, 0], ipv4(17, id, &udp(6081, &geneve), change))
             }
             Self::Pppoe => {
                 let len = u16_of(packet.len() + 2).to_be_bytes();
@@ -69,6 +82,13 @@ impl Tunnel {
         frame.extend(around);
         frame
     }
+}
+
+/// Datagram to this port, without a checksum.
+fn udp(port: u16, payload: &[u8]) -> Vec<u8> {
+    let [port_high, port_low] = port.to_be_bytes();
+    let [len_high, len_low] = u16_of(payload.len() + 8).to_be_bytes();
+    [&[0x80, 0, port_high, port_low, len_high, len_low, 0, 0], payload].concat()
 }
 
 const ADDRESSES: [u8; 8] = [192, 168, 0, 1, 192, 168, 0, 2];

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a fuzz target panics")]
 
 #[path = "../../../crates/stack/tests/offline/tcp/forged.rs"]
+#[allow(dead_code, reason = "the laws of the tests need more")]
 mod forged; // segments that a stranger makes up
 #[path = "../../../crates/stack/tests/offline/tcp/pair.rs"]
 #[allow(dead_code, reason = "the laws of the tests need more")]
@@ -69,7 +70,8 @@ enum Event {
     },
 }
 
-/// Fields of a segment; its numbers count from those that are expected.
+/// Fields of a segment; its numbers count from those that are expected. From a length of 128 on, the
+/// bytes of `options` are numbers of options that exist: see [`World::options_of`].
 #[derive(Arbitrary, Debug)]
 struct Fields {
     seq: i16,
@@ -103,6 +105,8 @@ struct World {
     accepted: Vec<TcpSocket>,
     /// Ends of the connection, seen from the stranger.
     ends: (SocketAddr, SocketAddr),
+    /// Timestamps of the last answer: its own, and the one that it echoes.
+    timestamps: (u32, u32),
 }
 
 impl World {
@@ -130,7 +134,7 @@ impl World {
         tcp.listen(listener, 4).unwrap();
         let flow = tcp.flow(server).unwrap();
         let ends = (flow.theirs, flow.ours);
-        Self { pair, client, server, listener, accepted: Vec::new(), ends }
+        Self { pair, client, server, listener, accepted: Vec::new(), ends, timestamps: (0, 0) }
     }
 
     /// Answers of any kind are fine: the connection may have been reset.
@@ -179,7 +183,8 @@ impl World {
     }
 
     fn inject(&mut self, to_listener: bool, port: u8, segment: &Fields) {
-        let Self { pair, ends: (theirs, ours), .. } = self;
+        let options = self.options_of(segment);
+        let Self { pair, ends: (theirs, ours), timestamps, .. } = self;
         let (mut theirs, mut ours) = (*theirs, *ours);
         let (seq, ack) = pair.last[1];
         if to_listener {
@@ -187,14 +192,13 @@ impl World {
             theirs.set_port(1000 + u16::from(port % 8));
         }
         let scale = if segment.is_far { 1 << 16 } else { 1 };
-        let options_len = usize::from(segment.options_len) % (segment.options.len() + 1);
         let forged = Forged {
             seq: i32::from(segment.seq) * scale,
             ack: i32::from(segment.ack) * scale,
             flags: segment.flags,
             window: segment.window,
             urgent: segment.urgent,
-            options: segment.options[..options_len].to_vec(),
+            options,
             len: usize::from(segment.len) * 8,
         };
         let Some(bytes) = bytes_of(&forged, pair, (theirs, ours), (ack, seq)) else { return };
@@ -203,6 +207,36 @@ impl World {
         if let Some(packet) = host.packet(&bytes) {
             host.deliver(packet, now_us, &mut sent);
         }
+        if let Some(answered) = sent.iter().filter_map(|packet| timestamps_of(packet)).next_back() {
+            *timestamps = answered;
+        }
+    }
+
+    /// Options of a segment: any bytes, or timestamps near those of the connection and blocks of
+    /// SACK near what was sent last.
+    fn options_of(&self, segment: &Fields) -> Vec<u8> {
+        const HAS_BLOCKS: u8 = 64;
+        let Fields { options, options_len, .. } = segment;
+        if *options_len < 128 {
+            return options[..usize::from(*options_len) % (options.len() + 1)].to_vec();
+        }
+        let near = |base: u32, by: u8| base.wrapping_add_signed(by.cast_signed().into());
+        let (theirs, ours) = self.timestamps;
+        let [value, echoed, ref edges @ ..] = *options;
+        let mut bytes = vec![1, 1, 8, 10];
+        bytes.extend(near(ours, value).to_be_bytes());
+        bytes.extend(near(theirs, echoed).to_be_bytes());
+        if options_len & HAS_BLOCKS > 0 {
+            let count = 1 + options_len % 2;
+            bytes.extend([1, 1, 5, 2 + 8 * count]);
+            let (seq, _) = self.pair.last[1];
+            for &[a, b, c, d] in edges.as_chunks().0.iter().take(count.into()) {
+                let left = seq.wrapping_add_signed(i16::from_le_bytes([a, b]).into());
+                let right = left.wrapping_add_signed(i16::from_le_bytes([c, d]).into());
+                bytes.extend([left.to_be_bytes(), right.to_be_bytes()].concat());
+            }
+        }
+        bytes
     }
 
     fn change_options(&mut self, bits: u8, value: u16) {
@@ -248,4 +282,13 @@ impl World {
         pair.call(0, |tcp, out| tcp.close(*client, out)).unwrap();
         pair.check_rest();
     }
+}
+
+/// Timestamps of a segment that begins its options with them, as all do here.
+fn timestamps_of(packet: &[u8]) -> Option<(u32, u32)> {
+    const OPTIONS_AT: usize = 40;
+    let &[1, 1, 8, 10, a, b, c, d, e, f, g, h] = packet.get(OPTIONS_AT..)?.first_chunk()? else {
+        return None;
+    };
+    Some((u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h])))
 }

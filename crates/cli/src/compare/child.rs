@@ -3,7 +3,6 @@
 //! A program prints `ready`, then its result as one line of JSON. It ends when its standard input
 //! is closed, so that none outlives the comparison.
 
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -94,15 +93,11 @@ impl StartedProgram {
         serde_json::from_str(&line).map_err(|error| format!("{line:?} is not a result: {error}"))
     }
 
-    /// CPU time of all threads so far, in nanoseconds.
-    pub(super) fn cpu_ns(&self) -> u64 {
-        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id()));
-        let threads = threads.into_iter().flatten().flatten();
-        let time = |path: std::path::PathBuf| {
-            let text = fs::read_to_string(path.join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<u64>().ok()
-        };
-        threads.filter_map(|thread| time(thread.path())).sum()
+    /// CPU time of all threads so far, in nanoseconds, with those that have ended: a result may be
+    /// the last thing that a program's peer waits for.
+    pub(super) fn cpu_ns(&self) -> Result<u64, String> {
+        let id = self.child.id();
+        forebay_sys::cpu_ns_of(id).map_err(|error| format!("CPU time of process {id}: {error}"))
     }
 
     /// Reason for an early end, in the program's words.
@@ -135,6 +130,16 @@ impl Drop for StartedProgram {
 mod tests {
     use super::*;
 
+    #[test]
+    fn cmp_4_ended_threads_had_cpu_time() {
+        const BURNT_NS: u64 = 20_000_000;
+        let cpu_ns = || forebay_sys::cpu_ns_of(std::process::id()).unwrap();
+        let before_ns = cpu_ns();
+        let thread = thread::spawn(|| while forebay_sys::thread_cpu_ns() < BURNT_NS {});
+        thread.join().unwrap();
+        assert!(cpu_ns() - before_ns >= BURNT_NS);
+    }
+
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
@@ -146,6 +151,15 @@ mod tests {
         let mut program =
             StartedProgram::start(&mut shell(r#"echo ready; echo '{"packets":3}'; cat"#)).unwrap();
         assert_eq!(program.result().unwrap()["packets"], 3);
+    }
+
+    #[test]
+    fn cmp_4_ended_program_had_cpu_time() {
+        let mut program = StartedProgram::start(&mut shell("echo ready; echo 1")).unwrap();
+        program.result().unwrap();
+        // The end of its output is its own end.
+        program.line(LINE_WAIT_MAX).unwrap_err();
+        assert!(program.cpu_ns().unwrap() > 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::child::StartedProgram;
 use super::peers::Peer;
 use super::segments;
 use super::subject::{Author, Better, Quantity, Subject, TurnFigure, TurnFigures};
+use crate::bench::pair::CpuPair;
 
 /// Repeats of a turn, and seconds that they may take.
 const REPEATS: u32 = 9;
@@ -134,10 +135,17 @@ fn dpdk(
     quantities: &[Quantity],
 ) -> Result<TurnFigures, String> {
     let mut command = Command::new(setting.peers.program(peer)?);
-    let (here, there) = (setting.cpus.here, setting.cpus.there);
-    command.args(["--cpus", &format!("{here},{there}"), "--mode", mode]);
+    command.args(["--cpus", &dpdk_cpus(setting.cpus), "--mode", mode]);
     command.args(["--flows", &REPEATS.to_string(), "--window", &(SECONDS * 1000).to_string()]);
     figures(&StartedProgram::spawn(&mut command)?.result()?, quantities)
+}
+
+/// CPUs of a program of DPDK, in the order of `forebay bench`: the one that produces, or works alone, and the one that
+/// consumes.
+fn dpdk_cpus(cpus: CpuPair) -> String {
+    let CpuPair { here, there } = cpus;
+    // The sender of a flood leaves the first CPU free.
+    format!("{there},{here}")
 }
 
 fn bench(own: &str, file: Option<PathBuf>, quantities: &[Quantity]) -> Result<TurnFigures, String> {
@@ -167,9 +175,20 @@ fn figures(result: &Value, quantities: &[Quantity]) -> Result<TurnFigures, Strin
 
 #[cfg(test)]
 mod tests {
+    use forebay_rx::CpuId;
     use serde_json::json;
 
+    use super::super::sender_and_receiver;
     use super::*;
+    use crate::bench::pair;
+
+    #[test]
+    fn cmp_4_dpdk_has_the_bench_cpus() {
+        let allowed = [CpuId(4), CpuId(6), CpuId(7)];
+        let bench = pair::two_of(&allowed).unwrap();
+        let compared = sender_and_receiver(&allowed).unwrap();
+        assert_eq!(dpdk_cpus(compared), format!("{},{}", bench.here, bench.there));
+    }
 
     #[test]
     fn result_is_filed_by_class() {

@@ -105,9 +105,9 @@ fn measure(
     ask.args(["--warm-up", &setting.warm_up.as_millis().to_string()]);
     ask.args(["--window", &window.as_millis().to_string()]);
     let mut client = StartedProgram::start(&mut ask)?;
-    let cpu_ns = server.cpu_ns();
+    let cpu_ns = server.cpu_ns()?;
     let result = client.result()?;
-    let cpu_ns = server.cpu_ns().saturating_sub(cpu_ns);
+    let cpu_ns = server.cpu_ns()?.saturating_sub(cpu_ns);
     let number = |name: &str| result[name].as_f64().ok_or("the client has no result");
     // The answers of the warm-up are in the server's time, too.
     let answers = number("answers")? + number("warm_up_answers")?;

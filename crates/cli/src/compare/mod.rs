@@ -41,6 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use forebay_rx::CpuId;
 use forebay_sys as sys;
 use machine::MachineFacts;
 use peers::Peers;
@@ -211,9 +212,7 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
             return Err(Failure::usage(problem, "install iproute2 and ethtool"));
         }
     }
-    // An engine on both CPUs polls on the first, which the sender must leave free.
-    let CpuPair { here, there } = pair::two_of(&sys::allowed_cpus())?;
-    let cpus = CpuPair { here: there, there: here };
+    let cpus = sender_and_receiver(&sys::allowed_cpus())?;
     let peers = Peers::new().map_err(|problem| {
         Failure::usage(problem, "see that there is room for temporary files (TMPDIR)")
     })?;
@@ -225,6 +224,12 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
         is_skewed: args.skew,
         peers,
     })
+}
+
+/// CPU of the sender, and that of the receiver. An engine on both CPUs polls on the first, which the sender must leave free.
+fn sender_and_receiver(allowed: &[CpuId]) -> Result<CpuPair, Failure> {
+    let CpuPair { here, there } = pair::two_of(allowed)?;
+    Ok(CpuPair { here: there, there: here })
 }
 
 fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {

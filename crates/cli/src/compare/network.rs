@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use forebay_sys::cpu_list::CpuList;
+
 /// Namespaces of a comparison, removed when dropped.
 pub(super) struct Network {
     prefix: String,
@@ -40,12 +42,19 @@ pub(super) struct LinkEnd {
 }
 
 /// State of receive packet steering of one device.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct KernelSteering {
     /// `rps_cpus`.
-    pub(super) mask: u64,
+    pub(super) mask: CpuList,
     /// `rps_flow_cnt` and `rps_sock_flow_entries`; 0: no RFS.
     pub(super) flows: u32,
+}
+
+impl KernelSteering {
+    /// Text of `rps_cpus`, as the kernel reads it.
+    fn rps_cpus(&self) -> String {
+        self.mask.to_mask(self.mask.cpus().last().map_or(0, |cpu| cpu.0 + 1))
+    }
 }
 
 /// Begins the names of all namespaces, before the id of the process that made them.
@@ -129,10 +138,10 @@ impl Network {
 
     /// Sets the kernel's steering of a device. RFS has a table for the whole machine; the returned
     /// value restores its size.
-    pub(super) fn steer(&self, at: LinkEnd, to: KernelSteering) -> Result<RestoredRfs, String> {
-        let KernelSteering { mask, flows } = to;
+    pub(super) fn steer(&self, at: LinkEnd, to: &KernelSteering) -> Result<RestoredRfs, String> {
+        let (mask, flows) = (to.rps_cpus(), to.flows);
         let queue = format!("/sys/class/net/{}/queues/rx-0", at.device);
-        let script = format!("echo {mask:x} >{queue}/rps_cpus; echo {flows} >{queue}/rps_flow_cnt");
+        let script = format!("echo {mask} >{queue}/rps_cpus; echo {flows} >{queue}/rps_flow_cnt");
         succeed(self.inside(at.namespace, "sh").args(["-ec", &script]))?;
         let before = std::fs::read_to_string(SOCK_FLOW_ENTRIES).unwrap_or_default();
         if flows == 0 {
@@ -229,7 +238,23 @@ fn succeed(command: &mut Command) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_rx::CpuId;
+
     use super::*;
+
+    #[test]
+    fn cmp_4_masks_have_any_cpu() {
+        for (cpus, text) in [
+            (&[][..], "0"),
+            (&[0, 1], "3"),
+            (&[31], "80000000"),
+            (&[1, 40], "100,00000002"),
+            (&[64, 200], "100,00000000,00000000,00000000,00000001,00000000,00000000"),
+        ] {
+            let mask = CpuList::new(cpus.iter().copied().map(CpuId));
+            assert_eq!(KernelSteering { mask, flows: 0 }.rps_cpus(), text);
+        }
+    }
 
     #[test]
     fn cmp_2_namespaces_name_their_maker() {

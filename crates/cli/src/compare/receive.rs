@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use forebay_rx::CpuId;
+use forebay_sys::cpu_list::CpuList;
 use serde_json::Value;
 
 use super::CompareSetting;
@@ -13,6 +13,7 @@ use super::child::StartedProgram;
 use super::network::{KernelSteering, Network, PORT, RECEIVER, SENDER, TO_NOBODY, TO_RECEIVER};
 use super::peers::Peer;
 use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use crate::bench::pair::CpuPair;
 
 const QUANTITIES: &[Quantity] = &[
     Quantity { name: "received", unit: "thousand packets/s", better: Better::More },
@@ -35,12 +36,12 @@ enum FloodSteering {
 
 impl FloodSteering {
     fn kernel(self, setting: &CompareSetting) -> KernelSteering {
-        let (here, there) = (bit(setting.cpus.here), bit(setting.cpus.there));
+        let CpuPair { here, there } = setting.cpus;
         match self {
             Self::Off | Self::Cpumap | Self::CpumapBoth => KernelSteering::default(),
-            Self::Rps => KernelSteering { mask: there, flows: 0 },
-            Self::RpsBoth => KernelSteering { mask: here | there, flows: 0 },
-            Self::Rfs => KernelSteering { mask: here | there, flows: RFS_FLOWS },
+            Self::Rps => KernelSteering { mask: CpuList::new([there]), flows: 0 },
+            Self::RpsBoth => KernelSteering { mask: CpuList::new([here, there]), flows: 0 },
+            Self::Rfs => KernelSteering { mask: CpuList::new([here, there]), flows: RFS_FLOWS },
         }
     }
 
@@ -139,7 +140,7 @@ fn measure(
 ) -> Result<TurnFigures, String> {
     let (window, warm_up) = (setting.window.as_millis(), setting.warm_up.as_millis());
     let (here, there) = (setting.cpus.here, setting.cpus.there);
-    let _restored = network.steer(RECEIVER, turn.steering.kernel(setting))?;
+    let _restored = network.steer(RECEIVER, &turn.steering.kernel(setting))?;
     let _cpumap = match turn.steering.cpumap(setting) {
         None => None,
         Some(cpus) => {
@@ -191,10 +192,6 @@ fn sample(result: &Value) -> Result<TurnFigures, String> {
     Ok(TurnFigures::default()
         .with("received", packets / ns * 1e6)
         .with("CPU time of the receiver", cpu_ns / packets))
-}
-
-pub(super) fn bit(cpu: CpuId) -> u64 {
-    1u64.checked_shl(u32::from(cpu.0)).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 use std::process::Command;
 use std::rc::Rc;
 
+use forebay_sys::cpu_list::CpuList;
 use serde_json::Value;
 
 use super::CompareSetting;
@@ -15,7 +16,7 @@ use super::child::StartedProgram;
 use super::network::{
     AT_TAP, KernelSteering, Network, PORT, RECEIVER, SENDER, TAP, TO_RECEIVER, TO_TAP,
 };
-use super::receive::{RFS_FLOWS, bit};
+use super::receive::RFS_FLOWS;
 use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
 
 const QUANTITIES: &[Quantity] = &[
@@ -102,7 +103,7 @@ const STEERINGS: [(&str, TcpSteering); 3] =
 impl TcpSteering {
     /// State of the kernel's steering. A mask has both CPUs.
     fn kernel(self, setting: &CompareSetting) -> KernelSteering {
-        let mask = bit(setting.cpus.here) | bit(setting.cpus.there);
+        let mask = CpuList::new([setting.cpus.here, setting.cpus.there]);
         match self {
             Self::Off => KernelSteering::default(),
             Self::Rps => KernelSteering { mask, flows: 0 },
@@ -152,16 +153,16 @@ fn measure(
         TcpStack::Kernel => steering.kernel(setting),
         TcpStack::Own(_) | TcpStack::Tap => KernelSteering::default(),
     };
-    let _restored = network.steer(RECEIVER, kernel)?;
+    let _restored = network.steer(RECEIVER, &kernel)?;
     let server = StartedProgram::start(&mut server(setting, network, load, stack, steering)?)?;
     if matches!(stack, TcpStack::Tap) {
         network.ip(RECEIVER.namespace, &format!("addr add {} dev {TAP}", AT_TAP[0]))?;
         network.ip(RECEIVER.namespace, &format!("link set {TAP} up"))?;
     }
     let mut client = StartedProgram::start(&mut client(setting, network, load, stack)?)?;
-    let cpu_ns = server.cpu_ns();
+    let cpu_ns = server.cpu_ns()?;
     let result = client.result()?;
-    let cpu_ns = server.cpu_ns().saturating_sub(cpu_ns);
+    let cpu_ns = server.cpu_ns()?.saturating_sub(cpu_ns);
     sample(&result, crate::table::figures::as_f64(cpu_ns))
 }
 

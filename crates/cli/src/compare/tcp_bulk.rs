@@ -6,6 +6,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_sys::cpu_list::CpuList;
+
 use super::CompareSetting;
 use super::child::StartedProgram;
 use super::network::{
@@ -62,8 +64,8 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
         network.segment(end.namespace, end.device, "off")?;
     }
     // Else the CPU of whoever acknowledges would process that for the sender, and send more.
-    let mask = 1 << setting.cpus.here.0;
-    network.steer(SENDER, KernelSteering { mask, flows: 0 })?;
+    let mask = CpuList::new([setting.cpus.here]);
+    network.steer(SENDER, &KernelSteering { mask, flows: 0 })?;
     let network = Rc::new(network);
     let mut subjects = Vec::new();
     for (group, connections, compared) in LOADS {
@@ -127,7 +129,7 @@ fn figures(
 ) -> Result<TurnFigures, String> {
     let sender = StartedProgram::start(&mut streams.sender(sender, to)?)?;
     let result = receiver.result()?;
-    let sender_cpu_ns = crate::table::figures::as_f64(sender.cpu_ns());
+    let sender_cpu_ns = crate::table::figures::as_f64(sender.cpu_ns()?);
     Ok(TurnFigures::default()
         .with("goodput", goodput(&result)? / 1e3)
         .with("CPU time of both ends", cpu_ms_per_gb(&result, sender_cpu_ns)?))

@@ -130,8 +130,8 @@ impl Capture {
     }
 }
 
-/// Reads and unpacks a regular file of at most `most_bytes` unpacked; `None` if it is larger or
-/// cannot be read.
+/// Reads and unpacks a regular file of at most `most_bytes` unpacked; `None` if it is larger, is
+/// packed twice, or cannot be read.
 fn keep(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
     let metadata = path.metadata().ok()?;
     if !metadata.is_file() {
@@ -145,7 +145,8 @@ fn keep(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
     unpacked.by_ref().take(most_bytes).read_to_end(&mut bytes).ok()?;
     let is_all = unpacked.read(&mut [0]).ok()? == 0;
     bytes.shrink_to_fit();
-    is_all.then_some(bytes)
+    // What is packed twice is no capture. Of kept bytes, the reader could not tell.
+    (is_all && !bytes.starts_with(&GZIP_MAGIC)).then_some(bytes)
 }
 
 /// True if a file begins as a gzip file does.
@@ -204,5 +205,37 @@ impl Read for Pipe {
             }
         }
         self.file.read(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+
+    fn packed(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn kept_capture_is_unpacked_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("packed.pcap");
+        let header = [
+            0xa1, 0xb2, 0xc3, 0xd4, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 0, 1,
+        ];
+        for (times, is_capture) in [(0, true), (1, true), (2, false)] {
+            let bytes = (0..times).fold(header.to_vec(), |bytes, _| packed(&bytes));
+            std::fs::write(&path, &bytes).unwrap();
+            let capture = Capture::named(path.clone());
+            assert_eq!(capture.open().is_ok(), is_capture, "{times}");
+            assert_eq!(capture.kept(&mut 1_000).open().is_ok(), is_capture, "{times}, kept");
+        }
     }
 }

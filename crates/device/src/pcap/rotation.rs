@@ -32,10 +32,10 @@ impl Rotation {
     }
 
     /// True if a packet of this length goes to a new file, by the length of the current one and by
-    /// the times of its first packet and of this one.
+    /// the times of its first packet and of this one, in either order: clocks are set back.
     pub(super) fn is_due(&self, file: &FileSpan, packet_bytes: u64, now_ns: u64) -> bool {
         let is_full = |limit: NonZeroU64| file.len_bytes + packet_bytes > limit.get();
-        let is_over = |period: NonZeroU64| now_ns.saturating_sub(file.began_ns) >= period.get();
+        let is_over = |period: NonZeroU64| now_ns.abs_diff(file.began_ns) >= period.get();
         self.len_bytes.is_some_and(is_full) || self.period_ns.is_some_and(is_over)
     }
 }
@@ -126,5 +126,21 @@ impl FileNames {
         }
         self.next += 1;
         Ok(name.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_packet_does_not_end_rotation() {
+        let period_ns = NonZeroU64::new(1_000);
+        let rotation = Rotation { period_ns, ..Rotation::default() };
+        let is_due =
+            |began_ns, now_ns| rotation.is_due(&FileSpan { len_bytes: 24, began_ns }, 100, now_ns);
+        assert!(is_due(5_000, 6_000) && !is_due(5_000, 5_999));
+        // Clocks are set back, and captures are joined.
+        assert!(is_due(90_000, 5_000) && !is_due(5_000, 4_001));
     }
 }

@@ -43,8 +43,6 @@ pub enum Layer {
     Mpls,
     /// A network service header (RFC 8300).
     Nsh,
-    /// L2TPv2 (RFC 2661): PPP over UDP.
-    L2tpv2,
     /// L2TPv3 (RFC 3931).
     L2tpv3,
     /// ESP (RFC 4303).
@@ -74,7 +72,6 @@ impl Layer {
             Self::Pppoe => "pppoe",
             Self::Mpls => "mpls",
             Self::Nsh => "nsh",
-            Self::L2tpv2 => "l2tpv2",
             Self::L2tpv3 => "l2tpv3",
             Self::Esp => "esp",
             Self::Quic => "quic",

@@ -88,7 +88,7 @@ fn l2tp<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Step
         return None;
     }
     match version & VERSION {
-        2 => follow(l2tpv2(flags, rest, layers)?, depth, layers).map(Step::Inner),
+        2 => follow(l2tpv2(flags, rest)?, depth, layers).map(Step::Inner),
         // The session comes behind the flags, the version and two reserved bytes (RFC 3931, section
         // 4.1.2).
         3 => number(rest.bytes.get(4..)?, Layer::L2tpv3, NumberOf::L2tpv3, layers),
@@ -96,12 +96,12 @@ fn l2tp<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Step
     }
 }
 
-/// PPP frame in L2TPv2 (RFC 2661, section 3.1): the flags name the fields before it.
-fn l2tpv2<'a>(flags: u8, rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
+/// PPP frame in L2TPv2 (RFC 2661, section 3.1): the flags name the fields before it. It is no layer by
+/// itself, as no word of `flowkey.csv` names it.
+fn l2tpv2(flags: u8, rest: Rest<'_>) -> Option<At<'_>> {
     const HAS_LENGTH: u8 = 0x40;
     const HAS_SEQUENCE: u8 = 0x08;
     const HAS_OFFSET: u8 = 0x02;
-    layers.push(Layer::L2tpv2)?;
     let (message, ids) = if flags & HAS_LENGTH == 0 {
         (rest, 2)
     } else {

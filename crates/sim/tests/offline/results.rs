@@ -103,11 +103,22 @@ fn rps_s2_waves_get_the_cpus_they_need() {
         let overrides = Overrides { cpus: Some(cpus), ..Overrides::default() };
         let run = run(Rules::Forebay, Situation::Waves, seed, overrides);
         let Balanced { cpus: used, spread_ns, .. } = run.balanced.unwrap();
-        let [quiet, burst, again, moderate] = used;
+        let [quiet, burst, again, moderate] = used.map(Option::unwrap);
         assert_eq!((quiet, burst, again), (1, cpus.into(), 1), "{run:?}");
         // Work for one and a half CPUs, which each queue has its part of.
         assert!(moderate * queues > 2 && run.broken == [0; 6], "{run:?}");
-        assert!((1..=40_000_000).contains(&spread_ns), "{run:?}");
+        assert!((1..=40_000_000).contains(&spread_ns.unwrap()), "{run:?}");
+    }
+}
+
+/// Sets of many queues change at their own times, each at most twice a second.
+#[test]
+fn rps_c2_each_queue_resizes_by_itself() {
+    for (seed, cpus) in [(3, 48), (1, 64)] {
+        let packets = Some(20_000);
+        let overrides = Overrides { cpus: Some(cpus), packets, ..Overrides::default() };
+        let run = run(Rules::Forebay, Situation::Waves, seed, overrides);
+        assert_eq!((run.broken, &run.first), ([0; 6], &None));
     }
 }
 
