@@ -1,4 +1,4 @@
-//! What this process takes and answers, as its stack asks.
+//! Packets that this process takes, and those that it answers, as its stack asks.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::SeqCst;
