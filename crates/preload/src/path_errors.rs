@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -32,20 +32,29 @@ type Watched = HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>;
 
 /// Error that waits for a call.
 #[derive(Default)]
-pub(crate) struct PathError(AtomicI32);
+pub(crate) struct PathError {
+    errno: AtomicI32,
+    /// True once the process sends or waits by the socket: before, the error is another's that has a copy of it.
+    is_awaited: AtomicBool,
+}
 
 impl PathError {
     /// Leaves an error to the next call on the socket with this queue.
     pub(crate) fn leave(&self, error: Errno, queue: &SocketQueue) {
-        self.0.store(error.raw_os_error(), Ordering::Release);
+        self.errno.store(error.raw_os_error(), Ordering::Release);
         if queue.refuse() == Enqueue::WakeReader {
             queue.wake_reader();
         }
     }
 
+    /// Has errors taken from the kernel's socket from now on.
+    pub(crate) fn begin(&self) {
+        self.is_awaited.store(true, Ordering::Release);
+    }
+
     /// Takes the error; that of a refusal if no other was left.
     pub(crate) fn take(&self) -> Errno {
-        match self.0.swap(0, Ordering::AcqRel) {
+        match self.errno.swap(0, Ordering::AcqRel) {
             0 => Errno::CONNREFUSED,
             number => Errno::from_raw_os_error(number),
         }
@@ -77,7 +86,11 @@ pub(crate) fn watch(
 /// Ends the watch of the kernel's socket, which is about to be closed.
 pub(crate) fn unwatch(kernels: BorrowedFd<'_>) {
     if let Some(Ok(watch)) = WATCHES.get(forks()).and_then(OnceLock::get) {
-        watch.sockets().remove(&abi::number(kernels));
+        let mut sockets = watch.sockets();
+        // Ignored: it was not watched. A copy of it may stay open in another process.
+        if sockets.remove(&abi::number(kernels)).is_some() {
+            let _ = epoll::delete(&watch.epoll, kernels);
+        }
     }
 }
 
@@ -107,6 +120,9 @@ impl Watch {
             let sockets = self.sockets();
             let number = RawFd::try_from(event.data.u64()).unwrap_or(-1);
             let Some((queue, error)) = sockets.get(&number) else { continue };
+            if !error.is_awaited.load(Ordering::Acquire) {
+                continue;
+            }
             // Open: `unwatch` removes it under this lock before it is closed.
             let taken = abi::with_number(number, |kernels| socket_error(kernels));
             if let Ok(Err(errno)) = taken {

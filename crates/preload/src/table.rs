@@ -94,6 +94,13 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
     }
 }
 
+/// Enters a socket in place of another one, unless a thread has removed that meanwhile.
+pub(crate) fn exchange(descriptor: RawFd, before: &Arc<Socket>, socket: &Arc<Socket>) {
+    if let Some(index) = index(descriptor) {
+        SOCKETS[index].compare_and_swap(before, Some(Arc::clone(socket)));
+    }
+}
+
 /// True if a socket of ours may be at a descriptor.
 pub(crate) fn may_be_ours(descriptor: RawFd) -> bool {
     index(descriptor).is_some_and(|index| STATES[index].load(Ordering::Acquire) != NOT_OURS)

@@ -14,8 +14,11 @@ pub trait Division: fmt::Debug + Send + Sync {
     /// Secret of the sequence numbers, cookies and timestamps of all processes.
     fn secret(&self) -> [u8; 16];
 
-    /// True if this process, and no other, takes the datagrams of a flow.
+    /// True if this process takes the datagrams of a flow, if it has a socket for them.
     fn takes_datagrams(&self, flow: &Flow) -> bool;
+
+    /// True if this process, and no other, tells the peer of a flow that no process has a socket for its datagrams.
+    fn refuses_datagrams(&self, flow: &Flow) -> bool;
 
     /// True if this process takes new connections of a flow to a listener, whose address may stand for all. For
     /// a short time two processes may: the one that claims the flow answers.

@@ -322,12 +322,18 @@ impl Stack {
         if !context.identity.is_own(wanted.destination.ip()) {
             return self.deliver_to_all(packet, &wanted, context);
         }
-        if let Some(division) = &self.division
-            && !division.takes_datagrams(&Flow { ours: wanted.destination, theirs: wanted.source })
-        {
-            return self.drop_datagram(packet, NetworkDrop::OtherProcess, context.pool);
-        }
-        match self.table.find_holding(&wanted, || packet.view().payload()) {
+        let found = self.table.find_holding(&wanted, || packet.view().payload());
+        let is_others = self.division.as_ref().is_some_and(|division| {
+            let flow = Flow { ours: wanted.destination, theirs: wanted.source };
+            match found {
+                FoundSocket::One(_) => !division.takes_datagrams(&flow),
+                FoundSocket::None => !division.refuses_datagrams(&flow),
+            }
+        });
+        match found {
+            _ if is_others => {
+                self.drop_datagram(packet, NetworkDrop::OtherProcess, context.pool);
+            }
             FoundSocket::One(socket) => self.put(socket, packet, context),
             FoundSocket::None => self.answer_unreachable(packet, context),
         }

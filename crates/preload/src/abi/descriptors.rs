@@ -302,7 +302,8 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
     let next = next!(ioctl(c_int, c_ulong, *mut c_int) -> c_int);
-    let Some(socket) = table::find_usable(fd) else {
+    let find = if request == libc::FIONREAD { table::find_usable } else { table::find };
+    let Some(socket) = find(fd) else {
         // SAFETY: the caller's promise.
         return unsafe { next(unless_hidden(fd), request, argument) };
     };

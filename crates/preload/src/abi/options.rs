@@ -114,8 +114,11 @@ pub unsafe extern "C" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     let next = next!(getsockopt(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int);
-    let socket = table::find_usable(fd);
     let option = SocketOption { level, name };
+    let socket = match option == SocketOption::of_socket(libc::SO_ERROR) {
+        true => table::find_usable(fd),
+        false => table::find(fd),
+    };
     let store = match socket.as_deref() {
         None => Ok(fd),
         Some(Socket::Stream(stream)) if option == PEER_NAME => {

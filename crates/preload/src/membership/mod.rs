@@ -13,7 +13,7 @@ use std::{mem, process, thread};
 
 use forebay::Device;
 use forebay_device::rx_filter::{BUCKETS, FlowShare, nothing};
-use forebay_stack::tcp::PassedConnection;
+use forebay_stack::tcp::{Flow, PassedConnection};
 use forebay_sys::hidden::Hidden;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
@@ -24,6 +24,10 @@ use crate::shares::{DividedAddress, Handover, Shares};
 /// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
 const ATTACHED_LOOK: Duration = Duration::from_millis(1);
 const ATTACHED_MAX: Duration = Duration::from_secs(10);
+
+/// Time between two such checks as a process starts its engine, and the time after which it goes on without.
+const STARTED_LOOK: Duration = Duration::from_micros(100);
+const STARTED_MAX: Duration = Duration::from_secs(1);
 
 /// Time in which two processes take the new connections of a bucket, and the longest time by which one of them may be
 /// later than the other to process the same packet.
@@ -104,6 +108,14 @@ impl Rings {
         Ok(Self(sockets.map(Hidden::duplicate).collect::<Result<_, _>>()?))
     }
 
+    /// Waits until the engine has attached the filters, from when on the sockets of its process receive.
+    pub(crate) fn await_attached(&self) {
+        let began = Instant::now();
+        while self.filters().is_none() && began.elapsed() < STARTED_MAX {
+            thread::sleep(STARTED_LOOK);
+        }
+    }
+
     /// Filters of all, once they are attached.
     fn filters(&self) -> Option<Vec<Vec<FilterInstruction>>> {
         let filters = self.0.iter().map(|ring| attached(ring.as_fd()).ok());
@@ -180,6 +192,19 @@ impl Membership {
         self.engine_lock.shares().begin_use(address);
         self.settle();
         self.engine_lock.notify_change();
+    }
+
+    /// Takes the datagrams of a flow, which a socket is connected to. False if a process has claimed them before.
+    pub(crate) fn claim_datagrams(&self, flow: &Flow) -> bool {
+        let shares = self.engine_lock.shares();
+        let is_claimed = shares.claim_datagrams(flow);
+        self.let_needed_pass(&mut self.state(), shares.needed());
+        is_claimed
+    }
+
+    /// Ends a claim to the datagrams of a flow.
+    pub(crate) fn release_datagrams(&self, flow: &Flow) {
+        self.engine_lock.shares().release_datagrams(flow);
     }
 
     /// True if another process uses a UDP socket at an address.

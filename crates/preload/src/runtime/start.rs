@@ -173,6 +173,9 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     let is_divided = config.via == Via::AfPacket;
+    if is_divided {
+        rings.await_attached();
+    }
     let membership = is_divided.then(|| Arc::new(Membership::new(Arc::clone(&engine_lock), rings)));
     let member = membership.clone();
     let finish = move || await_end(&wakes, &says, &of, member.as_deref());

@@ -42,6 +42,39 @@ impl Shares {
         !matches!(claimed, Claimed::ByAnother)
     }
 
+    /// Claims the datagrams of a flow, to which a socket is connected. False if a process has claimed them before.
+    pub(crate) fn claim_datagrams(&self, flow: &Flow) -> bool {
+        let Some(own) = self.own() else { return false };
+        let claimed = self.try_claim(&of_datagrams(flow), 0, own, |_, _| false);
+        let is_claimed = matches!(claimed, Claimed::New | Claimed::WithoutRoom);
+        if is_claimed {
+            self.held[self.bucket_of(flow)].fetch_add(1, SeqCst);
+        }
+        is_claimed
+    }
+
+    /// Ends a claim to the datagrams of a flow.
+    pub(crate) fn release_datagrams(&self, flow: &Flow) {
+        let Some(own) = self.own() else { return };
+        let (hash, print) = self.print_of(&of_datagrams(flow));
+        for place in self.table.places(hash) {
+            let word = place.load(SeqCst);
+            if self.is_own(word, print, own) {
+                // Ignored: it has ended.
+                let _ = place.compare_exchange(word, 0, SeqCst, SeqCst);
+            }
+        }
+        self.forget(flow);
+    }
+
+    /// True if this process has claimed the datagrams of a flow, false if another one has.
+    pub(super) fn has_claimed_datagrams(&self, flow: &Flow, own: usize) -> Option<bool> {
+        let (hash, print) = self.print_of(&of_datagrams(flow));
+        let mut words = self.table.places(hash).map(|place| place.load(SeqCst));
+        let claimed = words.find(|word| word >> PRINT_SHIFT == print && self.table.is_live(*word));
+        claimed.map(|word| self.is_own(word, print, own))
+    }
+
     /// Marks the word of a flow of this process.
     pub(super) fn mark(&self, flow: &Flow, own: usize, mark: u64) {
         let (hash, print) = self.print_of(flow);
@@ -116,4 +149,9 @@ impl Shares {
             return Claimed::New;
         }
     }
+}
+
+/// Name of the datagrams between two ends among the flows, which no flow of TCP has: this host is at the other end.
+fn of_datagrams(flow: &Flow) -> Flow {
+    Flow { ours: flow.theirs, theirs: flow.ours }
 }

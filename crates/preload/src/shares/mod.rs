@@ -285,8 +285,9 @@ impl Shares {
     /// shared so.
     pub(crate) fn take_shared(&self) -> Vec<Handover> {
         self.take(|owner, own, idle| {
-            // One handover at a time.
-            let is_due = owner.current != Some(own) && owner.before.is_none();
+            // One handover at a time, and none to a process that does not use its socket.
+            let is_due =
+                owner.current != Some(own) && owner.before.is_none() && idle & 1 << own == 0;
             // One that does not use its socket gives the bucket up at once.
             let before = owner.current.filter(|slot| idle & 1 << slot == 0);
             is_due.then_some(Owner { current: Some(own), before })

@@ -1,7 +1,5 @@
 //! Owner of a bucket: the process that takes its new connections.
 
-use super::SLOTS;
-
 /// Owner of a bucket: the process that takes its new connections, and the one before that still takes them, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Owner {
@@ -11,9 +9,9 @@ pub(super) struct Owner {
 
 /// Member that is to own a bucket: each one as many as the others, but for one.
 pub(super) fn heir(members: u64, bucket: usize) -> Option<usize> {
-    let count = members.count_ones() as usize;
-    let mut slots = (0..SLOTS).filter(|slot| members & 1 << slot != 0);
-    slots.nth(bucket.checked_rem(count)?)
+    let rank = bucket.checked_rem(members.count_ones() as usize)?;
+    let behind = (0..rank).fold(members, |members, _| members & (members - 1));
+    Some(behind.trailing_zeros() as usize)
 }
 
 impl Owner {

@@ -21,18 +21,30 @@ impl Division for Shares {
         if occupied & !(1 << own) == 0 {
             return true;
         }
-        let bucket = self.bucket_of(flow);
-        let owner = match self.row_of_datagrams(flow.ours) {
+        if let Some(is_own) = self.has_claimed_datagrams(flow, own) {
+            return is_own;
+        }
+        match self.row_of_datagrams(flow.ours) {
             Some(row) => {
+                let bucket = self.bucket_of(flow);
                 let Owner { current, before } = self.owner(row, bucket);
-                before.or(current).or_else(|| heir(self.heirs(row), bucket))
+                let owner = before.or(current).or_else(|| heir(self.heirs(row), bucket));
+                owner == Some(own)
             }
             // Of an address without a row each process that has a socket there takes all.
-            None if self.is_rowless() => Some(own),
-            // Nobody has a socket there, which one process tells the peer.
-            None => heir(occupied, bucket),
+            None => true,
+        }
+    }
+
+    fn refuses_datagrams(&self, flow: &Flow) -> bool {
+        let (Some(own), occupied) = (self.own(), self.table.0[OCCUPIED].load(SeqCst)) else {
+            return true;
         };
-        owner == Some(own)
+        let is_served = || {
+            self.table.0[ROWLESS].load(SeqCst) != 0 || self.row_of_datagrams(flow.ours).is_some()
+        };
+        let is_alone = occupied & !(1 << own) == 0;
+        is_alone || !is_served() && heir(occupied, self.bucket_of(flow)) == Some(own)
     }
 
     fn takes(&self, listener: SocketAddr, flow: &Flow) -> bool {

@@ -348,7 +348,8 @@ fn exe_8_datagram_has_one_taker() {
     for at in ADDRESSES {
         let table = table();
         let of: Vec<_> = (0..3).map(|slot| process(table, slot)).collect();
-        each_has_one(&of); // whose the answer is that nobody has a socket there
+        let refusers = |port| of.iter().filter(|it| it.refuses_datagrams(&flow(port))).count();
+        assert!((1..500).all(|port| refusers(port) == 1), "nobody has a socket there");
         for process in &of {
             join_datagrams(process, at);
             each_has_one(&of);
@@ -359,6 +360,7 @@ fn exe_8_datagram_has_one_taker() {
                 each_has_one(&of);
             }
         }
+        assert!((1..500).all(|port| refusers(port) == 0));
         let of_each = |process| takers(&of).iter().filter(|takers| **takers == [process]).count();
         assert!((0..3).all(|process| of_each(process) > 100), "each has a part");
     }
@@ -392,4 +394,20 @@ fn exe_8_idle_socket_gets_no_datagrams() {
     table.clear(1);
     of[0].take_free();
     assert!(takers(&of[..1]).iter().all(|takers| takers == &[0]), "the other has ended");
+}
+
+#[test]
+fn exe_8_connected_flow_has_its_datagrams() {
+    let table = table();
+    let of: Vec<_> = (0..2).map(|slot| process(table, slot)).collect();
+    join_datagrams(&of[0], LISTENER);
+    assert!(of[1].claim_datagrams(&flow(7)) && !of[0].claim_datagrams(&flow(7)));
+    assert_eq!(of[1].needed(), of[1].bucket_bit(&flow(7)));
+    let connected = |port: usize| usize::from(port == 7);
+    let takers = takers(&of);
+    assert!((1..500).zip(&takers).all(|(port, takers)| takers == &[connected(port)]));
+    assert!(of[0].claim(&flow(7), SYN), "a connection of the same ends is another flow");
+    of[1].release_datagrams(&flow(7));
+    assert_eq!(of[1].needed(), 0);
+    each_has_one(&of);
 }

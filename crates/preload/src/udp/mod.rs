@@ -2,10 +2,11 @@
 
 pub(crate) mod groups; // multicast
 mod inherit; // sockets of the parent
+mod part; //    datagrams of this process, not of others
 mod receive;
 mod send;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -23,17 +24,16 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{getpeername, getsockname};
 
-pub(crate) use self::inherit::{adopt, are_some_unused, forked, keep_locks};
+pub(crate) use self::inherit::{adopt, are_some_untouched, are_some_unused, forked, keep_locks};
+use self::part::DatagramPart;
 use crate::ancillary::scoped;
 use crate::corked::Corked;
 use crate::datagram::{Message, SocketFamily};
 use crate::errno::unconnected_errno;
-use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
 use crate::runtime::{Runtime, is_taken, running_for_datagrams};
-use crate::shares::DividedAddress;
 use crate::socket::{Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
 use crate::{abi, table};
@@ -56,11 +56,13 @@ pub(crate) struct Udp {
     corked: Corked,
     /// Process that the socket belongs to.
     origin: Origin,
-    /// Part of this process in the datagrams of the address, if other processes may have some.
-    membership: Option<Arc<Membership>>,
+    /// Part of this process in the datagrams of the address.
+    part: DatagramPart,
     /// True once the program has waited for a datagram: of processes with a socket at one address those that do not are
     /// left out.
     is_used: AtomicBool,
+    /// True once the program has sent or waited.
+    is_touched: AtomicBool,
     /// True of a copy of a socket that the parent had used.
     was_used: bool,
 }
@@ -98,7 +100,9 @@ impl Udp {
         abi::prepare_to_close();
         let kernel: Hidden = Hidden::duplicate(descriptor)?;
         let of_kernel = (kernel, local, v6_only);
-        let socket = Self::open(runtime, of_kernel, |options| options.bind(local), &[number])?;
+        let place =
+            |readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>| place(number, readiness, kernel);
+        let socket = Self::open(runtime, of_kernel, |options| options.bind(local), place)?;
         for option in lacking(socket.kernel()) {
             report!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
@@ -109,12 +113,13 @@ impl Udp {
         Ok(Takeover::Ours)
     }
 
-    /// Binds a socket of this process's engine with the options of the kernel's, and puts its descriptor at these numbers.
+    /// Binds a socket of this process's engine with the options of the kernel's, and has its descriptor placed at the
+    /// program's numbers.
     fn open(
         runtime: &Runtime,
         (kernel, bound_to, v6_only): (Hidden, SocketAddr, bool),
         bind: impl FnOnce(SocketOptions) -> std::io::Result<UdpSocket>,
-        numbers: &[RawFd],
+        place: impl FnOnce(BorrowedFd<'_>, BorrowedFd<'_>) -> Result<(), Errno>,
     ) -> Result<Self, Errno> {
         let mut options = runtime.net.socket().v6_only(v6_only);
         if socket_reuseport(&kernel).unwrap_or(false) {
@@ -129,12 +134,8 @@ impl Udp {
         fcntl_setfl(&readiness, OFlags::empty())?;
         let udp = bind(options).map_err(|error| unconnected_errno(&error))?;
         udp.set_nonblocking(true);
-        for &number in numbers {
-            let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
-            abi::replace(number, readiness.as_fd(), flags.contains(FdFlags::CLOEXEC))?;
-            // By the program's number, which signals name, and before a datagram makes it readable.
-            abi::with_number(number, |descriptor| abi::copy_signals(kernel.as_fd(), descriptor));
-        }
+        // Before a datagram makes it readable.
+        place(readiness.as_fd(), kernel.as_fd())?;
         udp.descriptor_from(|| Ok((setter, readiness)))
             .map_err(|error| unconnected_errno(&error))?;
         let socket = Self {
@@ -148,13 +149,13 @@ impl Udp {
             path_error: Arc::default(),
             corked: Corked::default(),
             origin: Origin::here(),
-            membership: runtime.membership.clone(),
+            part: DatagramPart::of(runtime, bound_to, v6_only),
             is_used: AtomicBool::new(false),
+            is_touched: AtomicBool::new(false),
             was_used: false,
         };
         Self::count();
-        let join = |at| socket.membership.iter().for_each(|membership| membership.join_idle(at));
-        socket.divided().for_each(join);
+        socket.part.join();
         socket.adopt_settings();
         socket.adopt_cork();
         socket.adopt_groups();
@@ -246,7 +247,9 @@ impl Udp {
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
-        self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))
+        self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))?;
+        self.part.claim(self.local(), to);
+        Ok(())
     }
 
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
@@ -255,6 +258,7 @@ impl Udp {
             let _ = rustix::net::connect_unspec(reserved); // does not fail
         }
         self.udp.disconnect();
+        self.part.rejoin(self.is_used.load(Ordering::Relaxed));
         Ok(())
     }
 
@@ -366,7 +370,7 @@ impl Udp {
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
         if self.origin.may_close_copy() {
-            Self::count_closed(false);
+            Self::count_closed(false, true);
             abi::close_forgotten(self.kernel());
             self.udp.reserved().into_iter().for_each(abi::close_forgotten);
         }
@@ -374,15 +378,6 @@ impl Udp {
 
     pub(crate) fn is_of_parent(&self) -> bool {
         self.origin.is_parent()
-    }
-
-    /// Addresses as the engine has them: a socket of IPv6 may take IPv4, too.
-    fn divided(&self) -> impl Iterator<Item = DividedAddress> + use<> {
-        let (ip, port) = (self.bound_to.ip().to_canonical(), self.bound_to.port());
-        let has_both = self.is_ipv6 && !self.v6_only && ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-        let any: IpAddr = Ipv4Addr::UNSPECIFIED.into();
-        let ips = std::iter::once(ip).chain(has_both.then_some(any));
-        ips.map(move |ip| DividedAddress::OfDatagrams(SocketAddr::new(ip, port)))
     }
 
     fn family(&self) -> SocketFamily {
@@ -400,6 +395,14 @@ impl Udp {
     }
 }
 
+/// Puts a readiness descriptor at the program's number, by which its signals name it.
+fn place(number: RawFd, readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
+    abi::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
+    abi::with_number(number, |descriptor| abi::copy_signals(kernel, descriptor));
+    Ok(())
+}
+
 /// True for an address of IPv4 in the form of IPv6.
 fn is_mapped(address: SocketAddr) -> bool {
     matches!(address, SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some())
@@ -413,10 +416,8 @@ fn is_bound(descriptor: BorrowedFd<'_>) -> bool {
 
 impl Drop for Udp {
     fn drop(&mut self) {
-        Self::count_closed(*self.is_used.get_mut());
-        if let Some(membership) = &self.membership {
-            self.divided().filter(|at| membership.close(*at)).for_each(|at| membership.abandon(at));
-        }
+        Self::count_closed(*self.is_used.get_mut(), *self.is_touched.get_mut());
+        self.part.leave();
         if let Some(reserved) = self.udp.reserved() {
             path_errors::unwatch(reserved);
         }

@@ -20,6 +20,7 @@ impl Udp {
         mode: DatagramMode,
     ) -> Result<usize, Errno> {
         self.check()?;
+        self.touch();
         let len = outgoing.len_bytes();
         if !self.is_ipv6 && len > LENGTH_FIELD_MAX {
             return Err(Errno::MSGSIZE);

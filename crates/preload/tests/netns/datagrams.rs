@@ -37,7 +37,7 @@ def run(socket):
         orders = os.pipe()
         process = os.fork()
         if process == 0:
-            serve(number, orders[0], socket())
+            serve(number, orders[0], socket(number))
         children.append((process, orders[1]))
         os.read(said[0], 1)
     print('bound', flush=True)
@@ -61,12 +61,25 @@ said = os.pipe()
 ";
 
 /// Each process binds a socket of its own (`SO_REUSEPORT`).
-const OWN: &str = "run(bind)";
+const OWN: &str = "run(lambda _: bind())";
+
+/// The second process is connected to one flow, at the same address or at that of the device.
+const CONNECTED: &str = "
+def connected(number):
+    if number != 1:
+        return bind()
+    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    it.bind(('10.9.0.1', 7))
+    it.connect(('10.9.0.2', 999))
+    return it
+run(connected)
+";
 
 /// The parent binds one socket, which all have. Each child gives up its capabilities before it uses the socket.
 const INHERITED: &str = "
 shared = bind()
-def without_capabilities():
+def without_capabilities(_):
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
@@ -184,6 +197,21 @@ pub(crate) fn are_divided() {
         settle(&flows, &[0]);
         servers.order("open 2");
         settle(&flows, &[0, 2]);
+    });
+}
+
+pub(crate) fn flow_is_the_connecteds() {
+    let hosts = Hosts::new();
+    let others = flows(&hosts);
+    let one = hosts.far.run(|| UdpSocket::bind("10.9.0.2:999").unwrap());
+    one.connect(NEAR).unwrap();
+    one.set_read_timeout(Some(AGAIN)).unwrap();
+    direct(&hosts, &(CHILDREN.to_owned() + CONNECTED), |servers| {
+        settle(&others, &[0, 2]);
+        settle(std::slice::from_ref(&one), &[1]);
+        servers.order("kill 0");
+        settle(&others, &[2]);
+        settle(std::slice::from_ref(&one), &[1]);
     });
 }
 

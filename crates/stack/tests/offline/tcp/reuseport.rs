@@ -163,6 +163,10 @@ impl Division for Beside {
         self.takes.load(Relaxed)
     }
 
+    fn refuses_datagrams(&self, _: &Flow) -> bool {
+        self.answers.load(Relaxed)
+    }
+
     fn takes(&self, listener: SocketAddr, flow: &Flow) -> bool {
         assert_eq!(listener, flow.ours);
         self.takes.load(Relaxed)
