@@ -283,6 +283,8 @@ pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
 
 fn set_nonblocking(socket: &Socket, is_nonblocking: bool) {
     match socket {
+        // In place of the parent's the process opens its own, which reads the kernel's.
+        Socket::Udp(udp) if udp.is_of_parent() => {}
         Socket::Udp(udp) => udp.adopt_settings(),
         Socket::Listener(listener) => listener.set_nonblocking(is_nonblocking),
         Socket::Stream(stream) => stream.set_nonblocking(is_nonblocking),

@@ -1,7 +1,8 @@
 //! Division of new connections among the processes that serve the same listeners: a thread of each process follows the
 //! table of [`shares`](crate::shares), and sets the filters that let the packets of its process pass.
 
-mod passed; // connections of other processes
+mod connected; // flows that UDP sockets are connected to
+mod passed; //    connections of other processes
 
 use std::collections::HashMap;
 use std::io;
@@ -17,6 +18,7 @@ use forebay_stack::tcp::{Flow, PassedConnection};
 use forebay_sys::hidden::Hidden;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
+use self::connected::FlowClaim;
 use crate::engine_lock::EngineLock;
 use crate::listener::OtherCopies;
 use crate::shares::{DividedAddress, Handover, Shares};
@@ -27,7 +29,7 @@ const ATTACHED_MAX: Duration = Duration::from_secs(10);
 
 /// Time between two such checks as a process starts its engine, and the time after which it goes on without.
 const STARTED_LOOK: Duration = Duration::from_micros(100);
-const STARTED_MAX: Duration = Duration::from_secs(1);
+const STARTED_MAX: Duration = Duration::from_millis(300);
 
 /// Time in which two processes take the new connections of a bucket, and the longest time by which one of them may be
 /// later than the other to process the same packet.
@@ -90,6 +92,8 @@ struct State {
     have_been_others: bool,
     /// Listeners and UDP sockets of this process at each address.
     served: HashMap<DividedAddress, usize>,
+    /// Flows that UDP sockets of this process are connected to.
+    claims: HashMap<Flow, FlowClaim>,
     /// Copies that other processes have of listeners which this one has closed, and the time since when no process serves
     /// any address.
     copies: Vec<OtherCopies>,
@@ -134,6 +138,7 @@ impl Membership {
             alone_since: [None; BUCKETS],
             have_been_others: false,
             served: HashMap::new(),
+            claims: HashMap::new(),
             copies: Vec::new(),
             unserved_since: None,
             counted: None,
@@ -192,19 +197,6 @@ impl Membership {
         self.engine_lock.shares().begin_use(address);
         self.settle();
         self.engine_lock.notify_change();
-    }
-
-    /// Takes the datagrams of a flow, which a socket is connected to. False if a process has claimed them before.
-    pub(crate) fn claim_datagrams(&self, flow: &Flow) -> bool {
-        let shares = self.engine_lock.shares();
-        let is_claimed = shares.claim_datagrams(flow);
-        self.let_needed_pass(&mut self.state(), shares.needed());
-        is_claimed
-    }
-
-    /// Ends a claim to the datagrams of a flow.
-    pub(crate) fn release_datagrams(&self, flow: &Flow) {
-        self.engine_lock.shares().release_datagrams(flow);
     }
 
     /// True if another process uses a UDP socket at an address.
@@ -319,6 +311,7 @@ impl Membership {
             engine_lock.notify_change();
         }
         let mut state = self.state();
+        self.claim_free(&mut state);
         self.let_needed_pass(&mut state, shares.needed());
         shares.take_free();
         let now = Instant::now();

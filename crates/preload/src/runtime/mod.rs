@@ -57,7 +57,8 @@ static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
 /// Lock of the processes that were forked before any has prepared an engine: by it they know of each other.
 static FIRST: OnceLock<Arc<EngineLock>> = OnceLock::new();
 
-/// Time at which the devices could not be opened once more for a child. Locked only with the engine that is prepared.
+/// Time at which the devices could not be opened once more. Locked only with the engine that is prepared, or while a socket
+/// of the parent is taken over.
 static FAILED: Mutex<Option<Instant>> = Mutex::new(None);
 
 static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
@@ -234,11 +235,11 @@ fn prepare_next(prepared: &mut Option<Prepared>) {
         (None, Some(runs)) => runs.engine_lock.next(),
         (None, None) => return,
     };
-    let mut failed = failed();
-    if failed.is_some_and(|failed| failed.elapsed() < OPEN_PAUSE) {
+    if has_just_failed() {
         return;
     }
     let Some(config) = configured() else { return };
+    let mut failed = failed();
     match open(config, Some(Arc::new(engine_lock))) {
         Ok(next) => {
             // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
@@ -470,6 +471,11 @@ fn configured() -> Option<&'static PreloadConfig> {
 
 fn prepared() -> std::sync::MutexGuard<'static, Option<Prepared>> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// True if this process has just failed to open the devices beside others.
+pub(crate) fn has_just_failed() -> bool {
+    failed().is_some_and(|failed| failed.elapsed() < OPEN_PAUSE)
 }
 
 fn failed() -> std::sync::MutexGuard<'static, Option<Instant>> {

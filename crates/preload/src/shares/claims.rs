@@ -18,6 +18,18 @@ enum Claimed {
     ByAnother,
 }
 
+/// Process that has claimed the datagrams of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum DatagramClaim {
+    Own,
+    /// Another process, which does not use its socket.
+    OfIdle,
+    Others,
+}
+
+/// Mark of a claim to datagrams by a process that does not use its socket.
+const IDLE: u64 = ENDED;
+
 impl Shares {
     /// Hash of a flow, and what its word has of it.
     pub(super) fn print_of(&self, flow: &Flow) -> (u64, u64) {
@@ -42,15 +54,24 @@ impl Shares {
         !matches!(claimed, Claimed::ByAnother)
     }
 
-    /// Claims the datagrams of a flow, to which a socket is connected. False if a process has claimed them before.
+    /// Claims the datagrams of a flow, to which a socket is connected. False if another process has claimed them, unless it
+    /// does not use its socket, or the table has no room.
     pub(crate) fn claim_datagrams(&self, flow: &Flow) -> bool {
         let Some(own) = self.own() else { return false };
-        let claimed = self.try_claim(&of_datagrams(flow), 0, own, |_, _| false);
-        let is_claimed = matches!(claimed, Claimed::New | Claimed::WithoutRoom);
+        let is_idle = |before: u64, _| before & IDLE != 0;
+        let claimed = self.try_claim(&of_datagrams(flow), 0, own, is_idle);
+        let is_claimed = matches!(claimed, Claimed::New);
         if is_claimed {
-            self.held[self.bucket_of(flow)].fetch_add(1, SeqCst);
+            self.held_datagrams[self.bucket_of(flow)].fetch_add(1, SeqCst);
         }
         is_claimed
+    }
+
+    /// Lets another process claim the datagrams of a flow, which this one has claimed and does not use.
+    pub(crate) fn mark_idle(&self, flow: &Flow) {
+        if let Some(own) = self.own() {
+            self.mark(&of_datagrams(flow), own, IDLE);
+        }
     }
 
     /// Ends a claim to the datagrams of a flow.
@@ -60,19 +81,25 @@ impl Shares {
         for place in self.table.places(hash) {
             let word = place.load(SeqCst);
             if self.is_own(word, print, own) {
-                // Ignored: it has ended.
+                // Ignored: another process has it by now.
                 let _ = place.compare_exchange(word, 0, SeqCst, SeqCst);
             }
         }
-        self.forget(flow);
+        let held = &self.held_datagrams[self.bucket_of(flow)];
+        // Err of a flow that was never claimed.
+        let _ = held.fetch_update(SeqCst, SeqCst, |held| held.checked_sub(1));
     }
 
-    /// True if this process has claimed the datagrams of a flow, false if another one has.
-    pub(super) fn has_claimed_datagrams(&self, flow: &Flow, own: usize) -> Option<bool> {
+    /// Claim to the datagrams of a flow, of whichever process.
+    pub(super) fn datagram_claim(&self, flow: &Flow, own: usize) -> Option<DatagramClaim> {
         let (hash, print) = self.print_of(&of_datagrams(flow));
         let mut words = self.table.places(hash).map(|place| place.load(SeqCst));
-        let claimed = words.find(|word| word >> PRINT_SHIFT == print && self.table.is_live(*word));
-        claimed.map(|word| self.is_own(word, print, own))
+        let found = words.find(|word| word >> PRINT_SHIFT == print && self.table.is_live(*word));
+        found.map(|word| match self.is_own(word, print, own) {
+            true => DatagramClaim::Own,
+            false if word & IDLE != 0 => DatagramClaim::OfIdle,
+            false => DatagramClaim::Others,
+        })
     }
 
     /// Marks the word of a flow of this process.

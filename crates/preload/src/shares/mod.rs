@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use forebay_device::rx_filter::{BUCKETS, FlowShare};
 use forebay_stack::tcp::{Flow, FlowHasher};
 
+use self::claims::DatagramClaim;
 use self::owner::{Owner, heir};
 pub(crate) use self::table::SharedTable;
 use self::table::{INCARNATIONS, KEY, OCCUPIED, ROWLESS, ROWS, UNCLAIMED};
@@ -43,6 +44,8 @@ pub(crate) struct Shares {
     slot: AtomicU32,
     /// Flows of this process in each bucket.
     held: [AtomicU32; BUCKETS],
+    /// Flows of datagrams that it has claimed in each bucket.
+    held_datagrams: [AtomicU32; BUCKETS],
     /// Buckets that this process has owned alone for so long that no segment from before is in its rings.
     settled: AtomicU64,
     /// Addresses without a row that this process serves.
@@ -78,6 +81,7 @@ impl Shares {
             hasher: FlowHasher::new(table.secret()),
             slot: AtomicU32::new(NO_SLOT),
             held: [const { AtomicU32::new(0) }; BUCKETS],
+            held_datagrams: [const { AtomicU32::new(0) }; BUCKETS],
             settled: AtomicU64::new(0),
             rowless: AtomicUsize::new(0),
         }
@@ -134,6 +138,12 @@ impl Shares {
         if let (Some(own), Some(row)) = (self.own(), self.row_of(address)) {
             self.table.idle(row).fetch_and(!(1 << own), SeqCst);
         }
+    }
+
+    /// True if another process uses a socket that is connected to a flow.
+    pub(crate) fn has_other_user_of(&self, flow: &Flow) -> bool {
+        let claim = self.own().and_then(|own| self.datagram_claim(flow, own));
+        claim == Some(DatagramClaim::Others)
     }
 
     /// True if another process uses a socket at an address.
@@ -223,7 +233,7 @@ impl Shares {
                 needed |= u64::from(is_own) << bucket;
             }
         }
-        needed | self.busy()
+        needed | self.busy() | buckets_of(&self.held_datagrams)
     }
 
     /// True if this process serves an address without a row, which is not divided.
@@ -233,8 +243,7 @@ impl Shares {
 
     /// Buckets where this process has flows.
     fn busy(&self) -> u64 {
-        let bits = self.held.iter().enumerate();
-        bits.fold(0, |busy, (bucket, held)| busy | u64::from(held.load(SeqCst) > 0) << bucket)
+        buckets_of(&self.held)
     }
 
     /// Clears this process's marks of flows that the table had no room for, in the buckets where it has no flows any more.
@@ -397,6 +406,12 @@ impl Shares {
         let mut rows = at.into_iter().filter_map(|at| self.row_of(DividedAddress::OfDatagrams(at)));
         rows.find(|row| self.table.members(*row).load(SeqCst) != 0)
     }
+}
+
+/// Buckets where something is held.
+fn buckets_of(held: &[AtomicU32; BUCKETS]) -> u64 {
+    let bits = held.iter().enumerate();
+    bits.fold(0, |buckets, (bucket, held)| buckets | u64::from(held.load(SeqCst) > 0) << bucket)
 }
 
 impl fmt::Debug for Shares {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use forebay_stack::Division;
 use forebay_stack::tcp::Flow;
 
+use super::claims::DatagramClaim;
 use super::owner::{Owner, heir};
 use super::table::{COOKIE, ENDED, OCCUPIED, PASSED, PRINT_SHIFT, ROWLESS, SYN_MASK, UNCLAIMED};
 use super::{BUCKETS, Shares};
@@ -21,8 +22,8 @@ impl Division for Shares {
         if occupied & !(1 << own) == 0 {
             return true;
         }
-        if let Some(is_own) = self.has_claimed_datagrams(flow, own) {
-            return is_own;
+        if let Some(claim) = self.datagram_claim(flow, own) {
+            return claim == DatagramClaim::Own;
         }
         match self.row_of_datagrams(flow.ours) {
             Some(row) => {
@@ -41,7 +42,9 @@ impl Division for Shares {
             return true;
         };
         let is_served = || {
-            self.table.0[ROWLESS].load(SeqCst) != 0 || self.row_of_datagrams(flow.ours).is_some()
+            self.table.0[ROWLESS].load(SeqCst) != 0
+                || self.row_of_datagrams(flow.ours).is_some()
+                || self.datagram_claim(flow, own).is_some()
         };
         let is_alone = occupied & !(1 << own) == 0;
         is_alone || !is_served() && heir(occupied, self.bucket_of(flow)) == Some(own)

@@ -407,7 +407,16 @@ fn exe_8_connected_flow_has_its_datagrams() {
     let takers = takers(&of);
     assert!((1..500).zip(&takers).all(|(port, takers)| takers == &[connected(port)]));
     assert!(of[0].claim(&flow(7), SYN), "a connection of the same ends is another flow");
+    of[0].leave(DividedAddress::OfDatagrams(LISTENER.parse().unwrap()));
+    let refusers = |port| of.iter().filter(|it| it.refuses_datagrams(&flow(port))).count();
+    assert!(
+        (1..500).all(|port| refusers(port) == usize::from(port != 7)),
+        "nobody refuses the flow"
+    );
+    of[1].mark_idle(&flow(7));
+    assert!(of[0].claim_datagrams(&flow(7)) && of[1].has_other_user_of(&flow(7)));
+    assert!(of[0].takes_datagrams(&flow(7)) && !of[1].takes_datagrams(&flow(7)));
     of[1].release_datagrams(&flow(7));
+    assert!(of[0].takes_datagrams(&flow(7)), "the claim is another's by now");
     assert_eq!(of[1].needed(), 0);
-    each_has_one(&of);
 }

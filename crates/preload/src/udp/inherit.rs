@@ -12,7 +12,7 @@ use rustix::net::getpeername;
 use super::{Udp, place};
 use crate::abi;
 use crate::option::SocketOption;
-use crate::runtime::{may_be_beside, note_use, running};
+use crate::runtime::{has_just_failed, may_be_beside, note_use, running};
 use crate::socket::Socket;
 use crate::udp_options::RECVERR;
 use crate::{fork_locks, table};
@@ -53,6 +53,7 @@ pub(crate) fn adopt(socket: &Arc<Socket>) {
     let _adopting = ADOPTING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Socket::Udp(parents) = &**socket
         && may_be_beside()
+        && !has_just_failed()
         && parents.open_own(socket).is_ok()
     {
         // It stays as it is: threads of the parent may have held its locks.

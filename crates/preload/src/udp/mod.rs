@@ -248,7 +248,7 @@ impl Udp {
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
         self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))?;
-        self.part.claim(self.local(), to);
+        self.part.claim(self.local(), to, self.is_used.load(Ordering::Relaxed));
         Ok(())
     }
 

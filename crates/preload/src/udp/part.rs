@@ -38,22 +38,27 @@ impl DatagramPart {
         }
     }
 
-    /// Takes a part of the datagrams beside others, unless the socket is connected.
+    /// Takes a part of the datagrams beside others, or those of the peer.
     pub(super) fn begin_use(&self) {
-        if let Some(membership) = self.membership.as_ref().filter(|_| self.state().is_member) {
+        let Some(membership) = &self.membership else { return };
+        let state = self.state();
+        if let Some(flow) = &state.claimed {
+            membership.use_claimed(flow);
+        } else if state.is_member {
             self.addresses().for_each(|at| membership.begin_use(at));
         }
     }
 
     /// Takes the datagrams of one flow, and no others.
-    pub(super) fn claim(&self, ours: SocketAddr, theirs: SocketAddr) {
+    pub(super) fn claim(&self, ours: SocketAddr, theirs: SocketAddr, is_used: bool) {
         let Some(membership) = &self.membership else { return };
         let canonical = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
         let flow = Flow { ours: canonical(ours), theirs: canonical(theirs) };
         let mut state = self.state();
-        let before = state.claimed.take();
+        // First: the flow may be the same.
+        membership.claim_datagrams(flow, is_used);
+        let before = state.claimed.replace(flow);
         before.iter().for_each(|flow| membership.release_datagrams(flow));
-        state.claimed = membership.claim_datagrams(&flow).then_some(flow);
         self.end_membership(membership, &mut state);
     }
 
@@ -74,10 +79,13 @@ impl DatagramPart {
         self.end_membership(membership, &mut state);
     }
 
-    /// True if another process takes datagrams to the address.
+    /// True if another process takes datagrams to the address, or of the peer.
     pub(super) fn has_other_users(&self) -> bool {
-        let membership = self.membership.as_ref();
-        membership.is_some_and(|of| self.addresses().any(|at| of.has_other_users(at)))
+        let Some(membership) = &self.membership else { return false };
+        match &self.state().claimed {
+            Some(flow) => membership.has_other_user_of(flow),
+            None => self.addresses().any(|at| membership.has_other_users(at)),
+        }
     }
 
     fn end_membership(&self, membership: &Membership, state: &mut PartState) {

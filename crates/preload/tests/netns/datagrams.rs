@@ -252,3 +252,43 @@ pub(crate) fn child_sends() {
     assert_eq!(lines, ["of the parent", "EBADF", "of the child"]);
     assert!(told.contains("a UDP socket was read before a fork"), "{told}");
 }
+
+/// Binds and connects, and forks a child that asks and reads. Then the parent does, whose ring may have the child's answer,
+/// too, which it takes if it looks after the child's end.
+const CONNECTS: &str = "
+import os, socket
+it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+it.bind(('10.9.0.1', 7))
+it.connect(('10.9.0.2', 9))
+
+def await_(what):
+    while it.recv(100) != what:
+        pass
+    print(what.decode(), flush=True)
+
+def ask(what):
+    it.send(what)
+    await_(what)
+
+if os.fork() == 0:
+    ask(b'of the child')
+    os._exit(0)
+os.wait()
+ask(b'of the parent')
+if os.fork() == 0:
+    try:
+        ask(b'not of the child')
+    except OSError as error:
+        print(error.errno, flush=True)
+    os._exit(0)
+os.wait()
+await_(b'not of the child')
+";
+
+pub(crate) fn child_asks() {
+    let hosts = Hosts::with_echo();
+    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+    let lines = hosts.lines(Command::new("python3").args(["-c", CONNECTS]), Some(config));
+    let refused = format!("{}", rustix::io::Errno::BADF.raw_os_error());
+    assert_eq!(lines, ["of the child", "of the parent", &refused, "not of the child"]);
+}

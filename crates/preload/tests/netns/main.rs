@@ -95,6 +95,7 @@ fn main() {
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
         ("exe_8_child_sends_by_parents_socket", datagrams::child_sends),
+        ("exe_8_child_asks_by_connected_socket", datagrams::child_asks),
         ("exe_8_connected_socket_has_its_flow", datagrams::flow_is_the_connecteds),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
