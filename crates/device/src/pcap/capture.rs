@@ -210,18 +210,8 @@ impl Read for Pipe {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
-    use flate2::Compression;
-    use flate2::write::GzEncoder;
-
+    use super::super::gzip::tests::packed;
     use super::*;
-
-    fn packed(bytes: &[u8]) -> Vec<u8> {
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(bytes).unwrap();
-        encoder.finish().unwrap()
-    }
 
     #[test]
     fn kept_capture_is_unpacked_once() {

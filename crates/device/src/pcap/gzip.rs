@@ -82,7 +82,7 @@ impl<R: Read> Read for Gunzip<R> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::Write;
 
     use flate2::Compression;
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    fn packed(text: &[u8]) -> Vec<u8> {
+    pub(in crate::pcap) fn packed(text: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
         encoder.write_all(text).unwrap();
         encoder.finish().unwrap()
