@@ -210,7 +210,7 @@ fn top_1_newly_listed_things_have_no_rate() {
     assert_eq!((model.totals.dropped, model.drops[0].per_s), (0.0, 0.0));
 }
 
-/// What a run leaves is not summed with what the next one at its socket has.
+/// Flows and drops of a run are not summed with those of the next one at its socket.
 #[test]
 fn top_1_other_connection_begins_anew() {
     let of_run = |connection, seconds, drops: u32, flow: &str| {
