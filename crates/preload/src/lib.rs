@@ -34,7 +34,7 @@ mod start_error; // reasons why a process has no engine
 mod critical; //    parts of calls that no signal handler interrupts
 mod fork_locks; //  locks that a fork must not copy
 mod engine_lock; // the one process, of those forked, that runs an engine
-mod shares; //      division of new connections among processes with engines
+mod shares; //      division of new connections and datagrams among processes with engines
 mod mailbox; //     connections that a process passes on to another
 mod passing; //     connections that a closed listener leaves to other processes
 mod membership; //  changes of that division, and filters that let its packets pass

@@ -1,5 +1,5 @@
-//! Division of new connections among the processes that serve the same listeners: a thread of each process follows the
-//! table of [`shares`](crate::shares), and sets the filters that let the packets of its process pass.
+//! Division of new connections and datagrams among the processes that serve the same addresses: a thread of each process
+//! follows the table of [`shares`](crate::shares), and sets the filters that let the packets of its process pass.
 
 mod connected; // flows that UDP sockets are connected to
 mod passed; //    connections of other processes
@@ -24,12 +24,8 @@ use crate::listener::OtherCopies;
 use crate::shares::{DividedAddress, Handover, Shares};
 
 /// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
-const ATTACHED_LOOK: Duration = Duration::from_millis(1);
+const ATTACHED_LOOK: Duration = Duration::from_micros(100);
 const ATTACHED_MAX: Duration = Duration::from_secs(10);
-
-/// Time between two such checks as a process starts its engine, and the time after which it goes on without.
-const STARTED_LOOK: Duration = Duration::from_micros(100);
-const STARTED_MAX: Duration = Duration::from_millis(300);
 
 /// Time in which two processes take the new connections of a bucket, and the longest time by which one of them may be
 /// later than the other to process the same packet.
@@ -112,11 +108,15 @@ impl Rings {
         Ok(Self(sockets.map(Hidden::duplicate).collect::<Result<_, _>>()?))
     }
 
-    /// Waits until the engine has attached the filters, from when on the sockets of its process receive.
-    pub(crate) fn await_attached(&self) {
+    /// Waits until the engine has attached the filters, from when on the sockets of its process receive. `None` if that takes
+    /// longer than `at_most`.
+    pub(crate) fn await_attached(&self, at_most: Duration) -> Option<Vec<Vec<FilterInstruction>>> {
         let began = Instant::now();
-        while self.filters().is_none() && began.elapsed() < STARTED_MAX {
-            thread::sleep(STARTED_LOOK);
+        loop {
+            match self.filters() {
+                None if began.elapsed() < at_most => thread::sleep(ATTACHED_LOOK),
+                filters => return filters,
+            }
         }
     }
 
@@ -165,19 +165,17 @@ impl Membership {
 
     /// Waits until the engine has attached the filters.
     fn await_filters(&self) -> Vec<Vec<FilterInstruction>> {
-        let (began, mut is_told) = (Instant::now(), false);
+        if let Some(filters) = self.rings.await_attached(ATTACHED_MAX) {
+            return filters;
+        }
+        report!(
+            "forebay: process {} receives nothing yet, as its engine has attached no filters for 10 s: check what else runs \
+             on the machine",
+            process::id()
+        );
         loop {
-            thread::sleep(ATTACHED_LOOK);
-            if let Some(filters) = self.rings.filters() {
+            if let Some(filters) = self.rings.await_attached(ATTACHED_MAX) {
                 return filters;
-            }
-            if !is_told && began.elapsed() > ATTACHED_MAX {
-                is_told = true;
-                report!(
-                    "forebay: process {} takes no new connections yet, as its engine has attached no filters for 10 s: \
-                     check what else runs on the machine",
-                    process::id()
-                );
             }
         }
     }

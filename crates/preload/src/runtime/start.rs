@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{process, thread};
 
 use forebay::net::{Net, NetConfig};
@@ -22,6 +22,9 @@ use crate::control;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
 use crate::start_error::StartError;
+
+/// Longest wait for the filters as the engine starts: shorter than a fork waits for the locks that are held meanwhile.
+const ATTACHED_MAX: Duration = Duration::from_millis(300);
 
 /// Opens the devices, and builds an engine over them.
 pub(super) fn open(
@@ -174,7 +177,8 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     let is_divided = config.via == Via::AfPacket;
     if is_divided {
-        rings.await_attached();
+        // Ignored: after longer, the thread of the members tells.
+        let _ = rings.await_attached(ATTACHED_MAX);
     }
     let membership = is_divided.then(|| Arc::new(Membership::new(Arc::clone(&engine_lock), rings)));
     let member = membership.clone();

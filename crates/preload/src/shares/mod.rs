@@ -324,8 +324,8 @@ impl Shares {
         let _ = place.fetch_update(SeqCst, SeqCst, alone);
     }
 
-    /// Changes the owner of each bucket that this process is to own, as `change` says.
-    /// It is told which processes do not use their sockets.
+    /// Changes the owner of each bucket that this process is to own, as `change` says from the owner, this process's slot and
+    /// the slots of those that do not use their sockets.
     fn take(&self, change: impl Fn(Owner, usize, u64) -> Option<Owner>) {
         let Some(own) = self.own() else { return };
         for row in self.rows() {

@@ -56,8 +56,6 @@ pub(crate) fn adopt(socket: &Arc<Socket>) {
         && !has_just_failed()
         && parents.open_own(socket).is_ok()
     {
-        // It stays as it is: threads of the parent may have held its locks.
-        std::mem::forget(Arc::clone(socket));
         parents.close_copy();
     }
 }
@@ -84,6 +82,7 @@ impl Udp {
         own.ended.store(self.ended.load(Ordering::Acquire), Ordering::Release);
         own.follow_kernels();
         let own = Arc::new(Socket::Udp(own));
+        // Never dropped: threads of the parent may have held its locks.
         std::mem::forget(Arc::clone(socket));
         numbers.iter().for_each(|number| table::exchange(*number, socket, &own));
         Ok(())
