@@ -106,6 +106,8 @@ fn published_late() {
 
 fn message_order() {
     let (_site, rig, mut device) = meet(Offer::usual(), &Setup::usual());
+    // A stop before there is a session cuts the connection, and requests nothing.
+    device.wait("a session", |_| rig.sessions() == 1).unwrap();
     let log: Vec<_> = device.log.iter().map(|request| format!("{request:?}")).collect();
     let at = |name: &str| log.iter().position(|request| request.starts_with(name));
     let order = ["SET_OWNER", "GET_FEATURES", "SET_FEATURES", "SET_MEM_TABLE", "SET_VRING_"];
