@@ -1,5 +1,6 @@
 //! Table in memory that all processes of a program share: which of them takes which new connections, and which has
-//! which flow. Nothing in it is locked, so that a process may be killed at any time.
+//! which flow. A process may be killed at any time: only rows for addresses are given away under a lock, which is another's
+//! then.
 //!
 //! Flows fall into buckets by a hash, which the filters of the devices' sockets know, too. For each address of listeners
 //! each bucket has an owner, which takes its new connections. A process that is to own a bucket makes itself the owner.
@@ -10,6 +11,7 @@
 //! handover ends, then the other.
 
 mod table; //  words of the memory
+mod rows; //   addresses, and their rows
 mod owner; //  process that takes a bucket's new connections
 mod claims; // whose each flow is
 mod taking; // what this process takes and answers
@@ -24,15 +26,12 @@ use forebay_stack::tcp::{Flow, FlowHasher};
 
 use self::claims::DatagramClaim;
 use self::owner::{Owner, heir};
+use self::rows::{IS_ROW, LockedRows, OF_DATAGRAMS};
 pub(crate) use self::table::SharedTable;
 use self::table::{INCARNATIONS, KEY, OCCUPIED, ROWLESS, ROWS, UNCLAIMED};
 
 /// Processes that may receive at the same time.
 pub(crate) const SLOTS: usize = 64;
-
-/// Marks of a row's key: its address is one of UDP sockets; it has an address.
-const OF_DATAGRAMS: u64 = 1;
-const IS_ROW: u64 = 2;
 
 /// Number of a process's slot while it has none.
 const NO_SLOT: u32 = u32::MAX;
@@ -158,28 +157,31 @@ impl Shares {
     /// Becomes a member of an address's row, after `before`.
     fn enter_row(&self, address: DividedAddress, before: impl Fn(usize, usize)) {
         let (Some(own), key) = (self.own(), self.key_of(address)) else { return };
-        while let Some((row, is_free)) = self.table.row(key) {
-            let place = self.table.key_of(row);
-            if !is_free || place.compare_exchange(0, key, SeqCst, SeqCst).is_ok() {
-                before(row, own);
-                self.table.members(row).fetch_or(1 << own, SeqCst);
-                return;
-            }
+        let rows = LockedRows::lock(self.table, own);
+        if let Some(row) = rows.as_ref().and_then(|rows| rows.row_for(key)) {
+            before(row, own);
+            self.table.members(row).fetch_or(1 << own, SeqCst);
+        } else {
+            self.rowless.fetch_add(1, SeqCst);
+            self.table.0[ROWLESS].fetch_or(1 << own, SeqCst);
         }
-        // The table is full.
-        self.rowless.fetch_add(1, SeqCst);
-        self.table.0[ROWLESS].fetch_or(1 << own, SeqCst);
     }
 
     /// Serves an address no longer. What is new there is still taken until others do.
     pub(crate) fn leave(&self, address: impl Into<DividedAddress>) {
         let Some(own) = self.own() else { return };
-        if let Some(row) = self.row_of(address) {
+        let is_member = |row: &usize| self.table.members(*row).load(SeqCst) & 1 << own != 0;
+        if let Some(row) = self.row_of(address).filter(is_member) {
             self.table.members(row).fetch_and(!(1 << own), SeqCst);
             self.table.idle(row).fetch_and(!(1 << own), SeqCst);
-        } else if self.rowless.fetch_sub(1, SeqCst) == 1 {
+        } else if self.forget_rowless() == Ok(1) {
             self.table.0[ROWLESS].fetch_and(!(1 << own), SeqCst);
         }
+    }
+
+    /// Serves an address less that has no row. Returns how many there were; `Err` if none.
+    fn forget_rowless(&self) -> Result<usize, usize> {
+        self.rowless.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1))
     }
 
     /// True if another process serves an address.
@@ -355,9 +357,14 @@ impl Shares {
         (slot != NO_SLOT).then_some(slot as usize)
     }
 
+    /// Rows of addresses of listeners, and of addresses that UDP sockets have: nobody takes datagrams to others.
     fn rows(&self) -> impl Iterator<Item = usize> {
         let table = self.table;
-        (0..ROWS).filter(move |row| table.key_of(*row).load(SeqCst) != 0)
+        (0..ROWS).filter(move |row| {
+            let key = table.key_of(*row).load(SeqCst);
+            let is_of_listeners = key & OF_DATAGRAMS == 0;
+            key != 0 && (is_of_listeners || table.members(*row).load(SeqCst) != 0)
+        })
     }
 
     fn owner(&self, row: usize, bucket: usize) -> Owner {

@@ -4,18 +4,20 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-use forebay_device::rx_filter::BUCKETS;
+pub(super) use forebay_device::rx_filter::BUCKETS;
 
 use super::SLOTS;
 use super::owner::Owner;
 use crate::abi;
 
-/// Addresses of listeners that can be divided. Processes with a listener at another take its connections as they come:
+/// Addresses that can be divided at the same time. Processes with a listener at another take its connections as they come:
 /// whoever claims one first.
 pub(super) const ROWS: usize = 256;
-/// Words of an address: its hash, a bit of each process that serves it, and of those the ones that have not used their socket
-/// yet, the owner of each bucket.
-pub(super) const ROW_WORDS: usize = 3 + BUCKETS;
+/// Addresses of UDP sockets among them, so that listeners have some in a program that binds many ports.
+pub(super) const DATAGRAM_ROWS: usize = ROWS * 3 / 4;
+/// Words of an address beside its key: a bit of each process that serves it, and of those the ones that have not used their
+/// socket yet, the owner of each bucket.
+pub(super) const ROW_WORDS: usize = 2 + BUCKETS;
 
 /// Sets of flows by their hash, and flows of a set. Each flow may be in one of two sets.
 pub(super) const SETS: usize = 1 << 15;
@@ -28,9 +30,13 @@ pub(super) const OCCUPIED: usize = 3;
 pub(super) const COOKIE: usize = 4;
 /// Processes with a listener at an address without a row.
 pub(super) const ROWLESS: usize = 5;
-pub(super) const INCARNATIONS: usize = 6;
+/// Mark of the process of which a thread changes the rows' keys; 0 of none.
+pub(super) const ROW_LOCK: usize = 6;
+pub(super) const INCARNATIONS: usize = 7;
 pub(super) const UNCLAIMED: usize = INCARNATIONS + SLOTS;
-pub(super) const FIRST_ROW: usize = UNCLAIMED + SLOTS;
+/// Hashes of the rows' addresses, side by side for those who look for one.
+pub(super) const FIRST_KEY: usize = UNCLAIMED + SLOTS;
+pub(super) const FIRST_ROW: usize = FIRST_KEY + ROWS;
 pub(super) const FIRST_SET: usize = (FIRST_ROW + ROWS * ROW_WORDS).next_multiple_of(SET_WORDS);
 pub(super) const WORDS: usize = FIRST_SET + SETS * SET_WORDS;
 
@@ -72,22 +78,22 @@ impl SharedTable {
     }
 
     pub(super) fn members(self, row: usize) -> &'static AtomicU64 {
-        &self.0[FIRST_ROW + row * ROW_WORDS + 1]
-    }
-
-    pub(super) fn idle(self, row: usize) -> &'static AtomicU64 {
-        &self.0[FIRST_ROW + row * ROW_WORDS + 2]
-    }
-
-    pub(super) fn owner(self, row: usize, bucket: usize) -> &'static AtomicU64 {
-        &self.0[FIRST_ROW + row * ROW_WORDS + 3 + bucket]
-    }
-
-    pub(super) fn key_of(self, row: usize) -> &'static AtomicU64 {
         &self.0[FIRST_ROW + row * ROW_WORDS]
     }
 
-    /// Row of an address, and whether it is free: nobody has listened there so far.
+    pub(super) fn idle(self, row: usize) -> &'static AtomicU64 {
+        &self.0[FIRST_ROW + row * ROW_WORDS + 1]
+    }
+
+    pub(super) fn owner(self, row: usize, bucket: usize) -> &'static AtomicU64 {
+        &self.0[FIRST_ROW + row * ROW_WORDS + 2 + bucket]
+    }
+
+    pub(super) fn key_of(self, row: usize) -> &'static AtomicU64 {
+        &self.0[FIRST_KEY + row]
+    }
+
+    /// Row of an address, and whether it is free: it has had no address so far.
     pub(super) fn row(self, key: u64) -> Option<(usize, bool)> {
         let first = usize::try_from(key % ROWS as u64).unwrap_or(0);
         let rows = (0..ROWS).map(|step| (first + step) % ROWS);

@@ -309,6 +309,49 @@ fn exe_8_full_table_leaves_connections_to_one() {
 }
 
 #[test]
+fn exe_8_unused_rows_have_other_addresses() {
+    let table = table();
+    let of = [0, 1, 2].map(|slot| process(table, slot));
+    let at = |port| DividedAddress::OfDatagrams(([192, 0, 2, 1], port).into());
+    for port in 1..2000 {
+        of[usize::from(port % 2)].join(at(port));
+        of.iter().for_each(Shares::take_free);
+        of[usize::from(port % 2)].leave(at(port));
+    }
+    assert!(of.iter().all(|process| process.needed() == 0), "of rows that nobody serves");
+    let listener = |port| SocketAddr::from(([192, 0, 2, 1], port));
+    // Of sockets that stay some have no rows, and listeners have some.
+    (5000..5500).for_each(|port| of[2].join(at(port)));
+    assert!(of[2].is_rowless());
+    (1..40).for_each(|port| of[0].join(listener(port)));
+    assert!(!of[0].is_rowless());
+    of[0].take_free();
+    of[0].leave(listener(1));
+    of[1].take_free();
+    (40..=100).for_each(|port| of[0].join(listener(port)));
+    assert!(of[0].is_rowless() && of[0].owns_some(listener(1)), "nobody else takes over");
+    (5000..5500).for_each(|port| of[2].leave(at(port)));
+    assert!(!of[2].is_rowless());
+    of[1].join(listener(100));
+    assert!(!of[1].is_rowless(), "another process has no row there");
+    (40..=100).for_each(|port| of[0].leave(listener(port)));
+    assert!(!of[0].is_rowless());
+}
+
+#[test]
+fn exe_8_killed_process_leaves_rows_usable() {
+    let table = table();
+    let of = [0, 1].map(|slot| process(table, slot));
+    std::mem::forget(LockedRows::lock(table, 0).unwrap());
+    of[1].join(flow(1).ours);
+    assert!(of[1].is_rowless(), "it may go on with them");
+    of[1].leave(flow(1).ours);
+    of[1].evict(0);
+    of[1].join(flow(1).ours);
+    assert!(!of[1].is_rowless());
+}
+
+#[test]
 fn exe_8_flow_without_room_stays_told() {
     let of = process(table(), 0);
     let word = &of.table.0[UNCLAIMED];
