@@ -140,10 +140,15 @@ fn dpdk_flags(packages: &str) -> Result<Vec<String>, String> {
     match asked {
         Ok(output) if output.status.success() => {
             let flags = String::from_utf8_lossy(&output.stdout).into_owned();
-            Ok(flags.split_whitespace().map(str::to_owned).collect())
+            Ok(for_this_cpu(&flags).map(str::to_owned).collect())
         }
         Ok(_) | Err(_) => Err(format!("DPDK is not installed: install {packages}")),
     }
+}
+
+/// Flags without the processor that the distribution has built DPDK for: of two, the compiler takes the last one.
+fn for_this_cpu(flags: &str) -> impl Iterator<Item = &str> {
+    flags.split_whitespace().filter(|flag| !flag.starts_with("-march="))
 }
 
 /// Reason why a peer was not compiled: its first error, and what to install.
@@ -163,6 +168,13 @@ pub(super) fn is_installed(tool: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cmp_2_dpdk_is_built_for_this_cpu() {
+        let flags = "-I/usr/include/dpdk -include rte_config.h -march=corei7 \n";
+        let kept: Vec<_> = for_this_cpu(flags).collect();
+        assert_eq!(kept, ["-I/usr/include/dpdk", "-include", "rte_config.h"]);
+    }
 
     #[test]
     fn cmp_2_missing_compiler_and_headers_are_named() {
