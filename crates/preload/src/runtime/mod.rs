@@ -1,13 +1,15 @@
 //! Engine of this process. It is prepared when the first socket is taken, and started by the process that uses one first,
 //! which may be a child of the one that prepared it.
 
-mod start;
+mod start; //  engines opened over the devices, and run
+mod fork; //   copies of engines in children
+mod finish; // end of the process
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{process, thread};
 
 use forebay::Via;
@@ -16,34 +18,27 @@ use forebay::net::{Net, NetEngine};
 use forebay_control::preload_config::{PreloadConfig, VARIABLE};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
-use forebay_sys::hidden::{self, Hidden};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::signals::with_all_blocked;
 use rustix::io::Errno;
 
+pub(crate) use self::finish::{FINISH_MAX, finish};
+pub(crate) use self::fork::{
+    before_fork, excluding, forked, forks, has_just_failed, is_in_parents_memory, loaded, note_copy,
+};
+use self::fork::{first, inherited, parents};
 use self::start::{open, spawn, start};
-use crate::abi;
+use crate::critical;
 use crate::critical::Handled;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
-use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::{control, critical, fork_locks, listener, passing, table, udp};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 pub(crate) const FORKS_MAX: usize = 8;
 
-/// Time that the end of a process waits for peers, at most.
-pub(crate) const FINISH_MAX: Duration = Duration::from_secs(10);
-const FINISH_LOOK: Duration = Duration::from_millis(1);
-
 /// Pause between two looks for the end of one of too many processes.
 const SLOT_LOOK: Duration = Duration::from_secs(1);
-
-/// Lowest number of descriptors that the program does not know.
-const HIDDEN_FROM: i32 = 512;
-
-/// Pause before the devices are opened once more for a child, if that has failed.
-const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Engines of this process and of its ancestors, by number of forks. A child has none of the threads of its
 /// parent's engine, and must not wait for locks that they hold: it starts one of its own.
@@ -54,21 +49,10 @@ static RUNNING: [OnceLock<Result<Runtime, Errno>>; FORKS_MAX] =
 /// child may run the copy that it gets by a fork.
 static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
 
-/// Lock of the processes that were forked before any has prepared an engine: by it they know of each other.
-static FIRST: OnceLock<Arc<EngineLock>> = OnceLock::new();
-
-/// Time at which the devices could not be opened once more. Locked only with the engine that is prepared, or while a socket
-/// of the parent is taken over.
-static FAILED: Mutex<Option<Instant>> = Mutex::new(None);
-
 static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
-static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// True once this process has used a socket: before, its children may be to use them.
 static IS_USED: AtomicBool = AtomicBool::new(false);
-
-/// Process that this memory belongs to. A child of `vfork` has another number, and uses its parent's memory.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Engine of a process.
 pub(crate) struct Runtime {
@@ -93,31 +77,6 @@ struct Prepared {
     rings: Rings,
     /// Devices, as clients of the control socket see them.
     metrics: Metrics,
-}
-
-/// Number of forks that lie between the process that loaded the library first and this one.
-pub(crate) fn forks() -> usize {
-    FORKS.load(Ordering::Relaxed)
-}
-
-/// Records the process, when the library is loaded.
-pub(crate) fn loaded() {
-    hidden::open_from(HIDDEN_FROM);
-    PROCESS.store(process::id(), Ordering::Relaxed);
-}
-
-/// Counts a fork, in the child, which has memory of its own.
-pub(crate) fn forked() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-    IS_USED.store(false, Ordering::Relaxed);
-    loaded();
-}
-
-/// True in a child that uses its parent's memory until it runs another program (`vfork`).
-pub(crate) fn is_in_parents_memory() -> bool {
-    // 0 before the library was initialised, when others that are may call it.
-    let own = PROCESS.load(Ordering::Relaxed);
-    own != 0 && own != process::id()
 }
 
 /// True if a socket of this protocol that is bound to this address is to be one of ours. Loopback addresses
@@ -157,122 +116,6 @@ pub(crate) fn prepare_at_start() {
     }
 }
 
-/// Notes in a child that it has a copy of the engine that is prepared.
-pub(crate) fn note_copy() {
-    if let Some(prepared) = &*prepared() {
-        prepared.engine_lock.note_copy();
-    }
-}
-
-/// Prepares for a fork, which copies the engine that is prepared, and locks of this thread alone.
-pub(crate) fn before_fork() {
-    if is_in_parents_memory() {
-        return;
-    }
-    listener::keep_locks();
-    udp::keep_locks();
-    if let Some(mut prepared) = fork_locks::lock(&PREPARED) {
-        prepare_next(&mut prepared);
-        if prepared.is_none() && !is_running() {
-            make_first();
-        }
-        prepared.iter().for_each(|prepared| prepared.engine_lock.before_copy());
-        fork_locks::keep(prepared);
-    }
-}
-
-/// Makes the lock that this process's children share. Without it they do not know of each other, which is told once; the
-/// next fork tries again.
-fn make_first() {
-    static HAS_TOLD: AtomicBool = AtomicBool::new(false);
-    if FIRST.get().is_some() || !may_be_beside() {
-        return;
-    }
-    match EngineLock::new() {
-        // Not set before: by the lock of the engine that is prepared.
-        Ok(engine_lock) => drop(FIRST.set(Arc::new(engine_lock))),
-        Err(_) if HAS_TOLD.swap(true, Ordering::Relaxed) => {}
-        Err(error) => report!(
-            "forebay: process {} forks, and cannot create the memory files by which its children know of each other: \
-             {error}; if several of them serve one address, they reset each other's connections: let the program have \
-             more descriptors (ulimit -n), then start it again",
-            process::id()
-        ),
-    }
-}
-
-/// True if this process may run an engine beside those of others.
-pub(crate) fn may_be_beside() -> bool {
-    configured().is_some_and(|config| config.via == Via::AfPacket)
-}
-
-/// Lock of this process for the first engine, if no other is prepared: that of an ancestor has the state of an engine
-/// that the ancestor may have run.
-fn first() -> Option<Arc<EngineLock>> {
-    FIRST.get().map(|first| Arc::new(first.again()))
-}
-
-/// Lock of this process for the engine that its parent, or the next of its ancestors, has run before the fork.
-fn parents() -> Option<Arc<EngineLock>> {
-    let mut ancestors = RUNNING.get(..forks()).unwrap_or_default().iter().rev();
-    let parent =
-        ancestors.find_map(|slot| slot.get()?.as_ref().ok()).filter(|_| may_be_beside())?;
-    Some(Arc::new(parent.engine_lock.again()))
-}
-
-/// Lock that this process has without an engine that is prepared.
-fn inherited() -> Option<Arc<EngineLock>> {
-    parents().or_else(first)
-}
-
-/// Prepares another engine for a child, if an earlier child has the one that was prepared, or this process runs one and has
-/// a UDP socket that the child may use: both may receive.
-fn prepare_next(prepared: &mut Option<Prepared>) {
-    let engine_lock = match (prepared.as_ref(), own()) {
-        (_, Some(_)) if !may_be_beside() || !udp::are_some_untouched() => return,
-        (Some(before), _) if !before.engine_lock.may_be_others() => return,
-        (Some(before), _) => before.engine_lock.next(),
-        (None, Some(runs)) => runs.engine_lock.next(),
-        (None, None) => return,
-    };
-    if has_just_failed() {
-        return;
-    }
-    let Some(config) = configured() else { return };
-    let mut failed = failed();
-    match open(config, Some(Arc::new(engine_lock))) {
-        Ok(next) => {
-            // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
-            drop(prepared.replace(next));
-            *failed = None;
-        }
-        Err(error) if failed.replace(Instant::now()).is_none() => {
-            let _ = told::<()>(Err(error));
-        }
-        Err(_) => {}
-    }
-}
-
-/// Engine of this process, if it runs one.
-fn own() -> Option<&'static Runtime> {
-    RUNNING.get(forks())?.get()?.as_ref().ok()
-}
-
-/// True if this process runs an engine.
-pub(crate) fn is_running() -> bool {
-    RUNNING.get(forks()).and_then(OnceLock::get).is_some_and(Result::is_ok)
-}
-
-/// Notes that this process uses a socket.
-pub(crate) fn note_use() {
-    IS_USED.store(true, Ordering::Relaxed);
-}
-
-/// True if this process runs an engine for sockets that it uses itself.
-pub(crate) fn is_used() -> bool {
-    IS_USED.load(Ordering::Relaxed) && is_running()
-}
-
 /// Engine of this process, which is run from the first call on.
 ///
 /// # Errors
@@ -293,6 +136,31 @@ pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     }
     drop(prepared);
     running()
+}
+
+/// True if this process may run an engine beside those of others.
+pub(crate) fn may_be_beside() -> bool {
+    configured().is_some_and(|config| config.via == Via::AfPacket)
+}
+
+/// Engine of this process, if it runs one.
+fn own() -> Option<&'static Runtime> {
+    RUNNING.get(forks())?.get()?.as_ref().ok()
+}
+
+/// True if this process runs an engine.
+pub(crate) fn is_running() -> bool {
+    RUNNING.get(forks()).and_then(OnceLock::get).is_some_and(Result::is_ok)
+}
+
+/// Notes that this process uses a socket.
+pub(crate) fn note_use() {
+    IS_USED.store(true, Ordering::Relaxed);
+}
+
+/// True if this process runs an engine for sockets that it uses itself.
+pub(crate) fn is_used() -> bool {
+    IS_USED.load(Ordering::Relaxed) && is_running()
 }
 
 /// Index of a device's interface; 0 if it is gone.
@@ -390,70 +258,6 @@ fn try_when_free(engine_lock: &EngineLock, then: fn() -> StillWaits) {
     }
 }
 
-/// Closes the connections that are open, as the kernel does when the process ends, and waits until peers have what was
-/// written. Signal handlers may call it: another thread does the work.
-pub(crate) fn finish() {
-    if is_in_parents_memory() || !is_running() {
-        return;
-    }
-    control::remove();
-    // Neither what threads and handlers write, nor another signal, may end the process in the midst of this.
-    abi::while_ending(close_connections);
-}
-
-/// Has another thread close the connections, and waits for it.
-fn close_connections() {
-    let Ok(runtime) = running() else { return };
-    if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
-        return;
-    }
-    let began = Instant::now();
-    while !runtime.has_finished.load(Ordering::Acquire) && began.elapsed() < FINISH_MAX {
-        thread::sleep(FINISH_LOOK);
-    }
-}
-
-/// Waits for the end of the process, and then for the peers of its connections.
-fn await_end(
-    finisher: &Hidden,
-    has_finished: &AtomicBool,
-    net: &Net,
-    membership: Option<&Membership>,
-) {
-    let mut count = [0; 8];
-    while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
-    passing::end_adopting();
-    while passing::is_some_adopting() {
-        thread::sleep(FINISH_LOOK);
-    }
-    for socket in table::within(0, u32::MAX).filter_map(table::remove) {
-        if let (Socket::Listener(listener), false) = (&*socket, socket.is_of_parent()) {
-            listener.end_here();
-        }
-        socket.let_go();
-    }
-    while passing::are_some_leaving() {
-        thread::sleep(FINISH_LOOK);
-    }
-    membership.into_iter().for_each(Membership::end);
-    while net.unfinished_connections() > 0 {
-        thread::sleep(FINISH_LOOK);
-    }
-    has_finished.store(true, Ordering::Release);
-}
-
-/// Process whose engine excludes one here: it has the devices, and this one was forked from it.
-pub(crate) fn excluding() -> Option<i32> {
-    parents_engine().filter(|_| !may_be_beside())
-}
-
-/// Process that runs an engine which this one has a copy of, since it was forked from it.
-fn parents_engine() -> Option<i32> {
-    let ancestors = RUNNING.get(..forks()).unwrap_or_default();
-    let engines = ancestors.iter().filter_map(|slot| slot.get()?.as_ref().ok());
-    engines.filter_map(|runtime| runtime.engine_lock.holder()).next()
-}
-
 fn configured() -> Option<&'static PreloadConfig> {
     let read = || {
         let text = std::env::var(VARIABLE).ok()?;
@@ -471,15 +275,6 @@ fn configured() -> Option<&'static PreloadConfig> {
 
 fn prepared() -> std::sync::MutexGuard<'static, Option<Prepared>> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// True if this process has just failed to open the devices beside others.
-pub(crate) fn has_just_failed() -> bool {
-    failed().is_some_and(|failed| failed.elapsed() < OPEN_PAUSE)
-}
-
-fn failed() -> std::sync::MutexGuard<'static, Option<Instant>> {
-    FAILED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn told<T>(result: Result<T, StartError>) -> Result<T, Errno> {

@@ -17,7 +17,9 @@ use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::{Prepared, Runtime, await_end, failed, forks, inherited, told};
+use super::finish::await_end;
+use super::fork::{failed, forks, inherited};
+use super::{Prepared, Runtime, told};
 use crate::control;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
@@ -140,7 +142,8 @@ fn ready_beside(
         Err(error) => {
             if TELLER.swap(forks() + 1, Ordering::Relaxed) != forks() + 1 {
                 report!(
-                    "forebay: process {} cannot open the devices beside another process of the program: {error}",
+                    "forebay: process {} cannot open the devices beside another process of the program, and waits for the other \
+                     one to end: {error}",
                     process::id()
                 );
             }

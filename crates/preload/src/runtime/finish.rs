@@ -1,0 +1,71 @@
+//! End of the process: its connections are closed, and peers get what was written.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay::net::Net;
+use forebay_sys::hidden::Hidden;
+use rustix::io::Errno;
+
+use super::fork::is_in_parents_memory;
+use super::{is_running, running};
+use crate::membership::Membership;
+use crate::socket::Socket;
+use crate::{abi, control, passing, table};
+
+/// Time that the end of a process waits for peers, at most.
+pub(crate) const FINISH_MAX: Duration = Duration::from_secs(10);
+const FINISH_LOOK: Duration = Duration::from_millis(1);
+
+/// Closes the connections that are open, as the kernel does when the process ends, and waits until peers have what was
+/// written. Signal handlers may call it: another thread does the work.
+pub(crate) fn finish() {
+    if is_in_parents_memory() || !is_running() {
+        return;
+    }
+    control::remove();
+    // Neither what threads and handlers write, nor another signal, may end the process in the midst of this.
+    abi::while_ending(close_connections);
+}
+
+/// Closes the connections on another thread, and waits for it.
+fn close_connections() {
+    let Ok(runtime) = running() else { return };
+    if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
+        return;
+    }
+    let began = Instant::now();
+    while !runtime.has_finished.load(Ordering::Acquire) && began.elapsed() < FINISH_MAX {
+        thread::sleep(FINISH_LOOK);
+    }
+}
+
+/// Waits for the end of the process, and then for the peers of its connections.
+pub(super) fn await_end(
+    finisher: &Hidden,
+    has_finished: &AtomicBool,
+    net: &Net,
+    membership: Option<&Membership>,
+) {
+    let mut count = [0; 8];
+    while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
+    passing::end_adopting();
+    while passing::is_some_adopting() {
+        thread::sleep(FINISH_LOOK);
+    }
+    for socket in table::within(0, u32::MAX).filter_map(table::remove) {
+        if let (Socket::Listener(listener), false) = (&*socket, socket.is_of_parent()) {
+            listener.end_here();
+        }
+        socket.let_go();
+    }
+    while passing::are_some_leaving() {
+        thread::sleep(FINISH_LOOK);
+    }
+    membership.into_iter().for_each(Membership::end);
+    while net.unfinished_connections() > 0 {
+        thread::sleep(FINISH_LOOK);
+    }
+    has_finished.store(true, Ordering::Release);
+}
