@@ -1,4 +1,4 @@
-//! Critical parts: parts of calls in which the thread may hold locks of the library. The handler of a signal that comes
+//! Critical sections: parts of calls in which the thread may hold locks of the library. The handler of a signal that comes
 //! meanwhile runs at their end.
 //!
 //! POSIX lets a handler make most of the calls of this library, also while its thread is in the middle of one. The handler
@@ -57,13 +57,13 @@ pub(crate) fn leave() {
         let left = state.depth.load(Ordering::Relaxed).saturating_sub(1);
         state.depth.store(left, Ordering::Relaxed);
         if left == 0 {
-            state.let_come();
+            state.run_held_handlers();
         }
     });
 }
 
-/// Signals whose handlers have run in a call before it waits, since its first part or its last wait began. Where signals end a wait of
-/// the kernel, they end it, too: it would not begin to wait with a signal that has come.
+/// Signals whose handlers have run since the call, or its last wait, began. They interrupt the wait that follows, as in the
+/// kernel, where no wait begins with a signal pending.
 #[derive(Clone, Copy)]
 pub(crate) struct Handled(u64);
 
@@ -85,7 +85,7 @@ impl Handled {
 pub(crate) fn outside<T>(wait: impl FnOnce(Handled) -> T) -> T {
     STATE.with(|state| {
         let depth = state.depth.swap(0, Ordering::Relaxed);
-        state.let_come();
+        state.run_held_handlers();
         let result = wait(Handled(state.handled.swap(0, Ordering::Relaxed)));
         state.depth.store(depth, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
@@ -103,7 +103,7 @@ pub(crate) fn hold(signal: u64) {
     STATE.with(|state| state.held.fetch_or(signal, Ordering::Relaxed));
 }
 
-/// Runs the handler of a signal, by its bit. Calls of the handler are other ones than that which it has interrupted.
+/// Runs the handler of a signal, by its bit. Calls in the handler leave the set of the interrupted call as it was.
 pub(crate) fn run_handler(signal: u64, run: impl FnOnce()) {
     STATE.with(|state| {
         let before = state.handled.load(Ordering::Relaxed);
@@ -113,12 +113,12 @@ pub(crate) fn run_handler(signal: u64, run: impl FnOnce()) {
 }
 
 impl State {
-    /// Has the handlers run that were held back.
-    fn let_come(&self) {
+    /// Runs the handlers that were held back.
+    fn run_held_handlers(&self) {
         compiler_fence(Ordering::SeqCst);
         if self.held.load(Ordering::Relaxed) != 0 {
             let held = self.held.swap(0, Ordering::Relaxed);
-            // The call may have set it, as the kernel does after handlers.
+            // Handlers must not change the `errno` that the call has set.
             abi::keeping_errno(|| abi::unblock(held));
         }
     }

@@ -21,8 +21,8 @@ use crate::shares::{SLOTS, SharedTable, Shares};
 /// Words that all processes share.
 const CHANGES: usize = 0;
 const LAST: usize = 1;
-/// Forks at which a child gets a copy of an engine, and children that have noted theirs, by the end of the engine's number:
-/// children of engines that are older by so many have long noted it.
+/// Counts of forks that copied an engine, and of children that have recorded their copy, by the engine's number modulo
+/// `COUNTED`: children of an engine that is older by `COUNTED` have recorded theirs long ago.
 const FORKS: usize = 2;
 const COPIES: usize = FORKS + COUNTED;
 const WORDS: usize = COPIES + COUNTED;
@@ -38,9 +38,8 @@ const RUN_AT: u64 = 4096;
 /// at the beginning.
 const COPIES_AT: u32 = 1 << 20;
 
-/// An engine's number, in a file that all copies of all engines share. The process that has the byte of this
-/// number locked is the one that runs the engine, or has run it: another byte says that the state of the
-/// copies is old.
+/// One engine's lock. All copies of all engines share a file; byte `number` is locked by the process that runs this
+/// engine. A second byte, written at the start, records that the engine was run, so that the other copies are stale.
 pub(crate) struct EngineLock {
     file: Arc<Hidden>,
     words: &'static [AtomicU32; WORDS],
@@ -213,7 +212,7 @@ impl EngineLock {
         let _ = futex::wake(&self.words[CHANGES], futex::Flags::empty(), u32::MAX);
     }
 
-    /// Waits for a change after the first ones, at most for a time.
+    /// Waits until the count of changes is no longer `seen`, or until `at_most` has passed.
     pub(crate) fn await_change(&self, seen: u32, at_most: Option<Duration>) {
         let timeout = at_most.and_then(|wait| futex::Timespec::try_from(wait).ok());
         // Ignored: it is looked at again.

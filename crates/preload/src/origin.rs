@@ -23,13 +23,14 @@ impl Origin {
         }
     }
 
+    /// True in a child: the socket was made before the fork.
     pub(crate) fn is_parent(&self) -> bool {
         self.forks != forks()
     }
 
-    /// True for the one thread that is to close the child's copy of the kernel's sockets, whose numbers are then the
+    /// Claims the right to close the child's copy of the kernel's sockets. True for one thread; the numbers are then the
     /// program's.
-    pub(crate) fn may_close_copy(&self) -> bool {
+    pub(crate) fn claim_close(&self) -> bool {
         !self.has_closed_copy.swap(true, Ordering::Relaxed)
     }
 
@@ -45,8 +46,8 @@ impl Origin {
     pub(crate) fn refuse(&self, made: &str, do_instead: &str) -> Errno {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             report!(
-                "forebay: {made} before a fork and is used by the child, which does not work: let the program \
-                 {do_instead}, or use a TUN device (forebay run --to tun:)"
+                "forebay: {made} before a fork, and the child cannot use it (EBADF): let the program {do_instead}, or use \
+                 a TUN device (forebay run --to tun:)"
             );
         }
         Errno::BADF
@@ -60,7 +61,7 @@ mod tests {
     #[test]
     fn exe_5_copy_is_closed_once() {
         let origin = Origin::here();
-        assert!(origin.may_close_copy());
-        assert!(!origin.may_close_copy(), "another thread has closed the last duplicate, too");
+        assert!(origin.claim_close());
+        assert!(!origin.claim_close(), "another thread has closed the last duplicate, too");
     }
 }

@@ -1,5 +1,5 @@
-//! Listeners that this process closes while other processes serve their addresses: connections that nobody has accepted go
-//! on in those. Also the connections that come from listeners of other processes.
+//! Listeners that this process closes while others serve their addresses: connections that were not accepted are passed to
+//! those processes. Also the connections that such processes pass to this one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process;
@@ -56,7 +56,7 @@ impl Drop for Adopting {
     }
 }
 
-/// Has no connections taken any more, as the process ends.
+/// Stops taking connections, as the process ends.
 pub(crate) fn end_adopting() {
     IS_ENDING.store(true, Ordering::SeqCst);
 }

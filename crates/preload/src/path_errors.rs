@@ -39,15 +39,15 @@ pub(crate) struct PathError {
 }
 
 impl PathError {
-    /// Leaves an error to the next call on the socket with this queue.
-    pub(crate) fn leave(&self, error: Errno, queue: &SocketQueue) {
+    /// Keeps an error for the next call on the socket with this queue.
+    pub(crate) fn set_pending(&self, error: Errno, queue: &SocketQueue) {
         self.errno.store(error.raw_os_error(), Ordering::Release);
         if queue.refuse() == Enqueue::WakeReader {
             queue.wake_reader();
         }
     }
 
-    /// Has errors taken from the kernel's socket from now on.
+    /// Begins to take errors from the kernel's socket.
     pub(crate) fn begin(&self) {
         self.is_awaited.store(true, Ordering::Release);
     }
@@ -126,7 +126,7 @@ impl Watch {
             // Open: `unwatch` removes it under this lock before it is closed.
             let taken = abi::with_number(number, |kernels| socket_error(kernels));
             if let Ok(Err(errno)) = taken {
-                error.leave(errno, queue);
+                error.set_pending(errno, queue);
             }
         }
         Ok(())

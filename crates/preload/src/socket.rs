@@ -79,7 +79,7 @@ impl Socket {
         }
     }
 
-    /// True of a copy of the parent's, whose locks threads of the parent may have held.
+    /// True for a copy inherited by fork: threads of the parent may have held its locks.
     pub(crate) fn is_of_parent(&self) -> bool {
         match self {
             Self::Udp(udp) => udp.is_of_parent(),

@@ -29,8 +29,8 @@ pub(crate) struct Stream {
     is_nonblocking: AtomicBool,
     /// The kernel's socket that stores the options, made when the program asks for one.
     store: OnceLock<Hidden>,
-    /// Error that came after a part of a call was done: of the next call. 0 for none.
-    left: AtomicI32,
+    /// Error found after part of a call was done; the next call returns it. 0 for none.
+    pending_error: AtomicI32,
     /// Options of the listener.
     inherited: Arc<Inherited>,
     /// Process that the socket belongs to.
@@ -73,7 +73,7 @@ impl Stream {
             is_ipv6,
             is_nonblocking: AtomicBool::default(),
             store: OnceLock::new(),
-            left: AtomicI32::new(0),
+            pending_error: AtomicI32::new(0),
             inherited,
             origin: Origin::here(),
         };
@@ -202,7 +202,7 @@ impl Stream {
         self.check()?;
         // The readiness descriptor has told it.
         let _ = socket_error(self.readiness()?);
-        if let Some(error) = self.take_left() {
+        if let Some(error) = self.take_pending_error() {
             return Ok(Some(error));
         }
         Ok(self.tcp.take_error().ok().flatten().map(|error| stream_errno(&error)))
@@ -298,7 +298,7 @@ impl Stream {
                 if len == 0
                     && done == 0
                     && !room.is_empty()
-                    && let Some(error) = self.take_left()
+                    && let Some(error) = self.take_pending_error()
                 {
                     return self.part(0, error);
                 }
@@ -338,7 +338,7 @@ impl Stream {
                         Ok(taken) if taken > 0 && len + taken < want => len += taken,
                         Ok(taken) => return Ok(len + taken),
                         Err(error) if len > 0 => {
-                            self.leave(stream_errno(&error));
+                            self.set_pending_error(stream_errno(&error));
                             return Ok(len);
                         }
                         Err(error) => return Err(error),
@@ -382,7 +382,7 @@ impl Stream {
         mode: SendMode,
     ) -> Result<usize, Errno> {
         self.check()?;
-        if let Some(error) = self.take_left() {
+        if let Some(error) = self.take_pending_error() {
             return self.part(0, error);
         }
         let mut pieces = pieces.filter(|piece| !piece.is_empty()).peekable();
@@ -431,32 +431,32 @@ impl Stream {
         }
     }
 
-    /// Result of a call that met an error after it had done a part. The error is then that of the next call.
+    /// Result of a call that failed: the bytes done so far, if any, with the error kept for the next call.
     fn part(&self, done: usize, error: Errno) -> Result<usize, Errno> {
         if done == 0 {
             self.forget_error(&error);
             return Err(error);
         }
-        self.leave(error);
+        self.set_pending_error(error);
         Ok(done)
     }
 
-    /// Leaves an error to the next call. Those that come again by themselves are not left.
-    pub(crate) fn leave(&self, error: Errno) {
+    /// Keeps an error for the next call, but for those that it would find anyway.
+    pub(crate) fn set_pending_error(&self, error: Errno) {
         if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::PIPE) {
-            self.left.store(error.raw_os_error(), Ordering::Relaxed);
+            self.pending_error.store(error.raw_os_error(), Ordering::Relaxed);
         }
     }
 
-    fn take_left(&self) -> Option<Errno> {
-        if self.left.load(Ordering::Relaxed) == 0 {
+    fn take_pending_error(&self) -> Option<Errno> {
+        if self.pending_error.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let left = self.left.swap(0, Ordering::Relaxed);
-        (left != 0).then(|| Errno::from_raw_os_error(left))
+        let pending = self.pending_error.swap(0, Ordering::Relaxed);
+        (pending != 0).then(|| Errno::from_raw_os_error(pending))
     }
 
-    /// Ends the telling of an error that a call has returned: it is returned once.
+    /// Clears the readiness descriptor's error, which a call has returned: errors are reported once.
     fn forget_error(&self, error: &Errno) {
         if !matches!(*error, Errno::AGAIN | Errno::INTR)
             && let Ok(readiness) = self.readiness()

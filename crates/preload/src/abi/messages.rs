@@ -258,7 +258,7 @@ fn receive_many(
         let received = match (received, failed) {
             (Ok(_), Some((0, error))) => Err(error),
             (Ok(_), Some((filled, error))) => {
-                socket.leave(error);
+                socket.set_pending_error(error);
                 return Ok(done + filled);
             }
             (received, _) => received,
@@ -274,7 +274,7 @@ fn receive_many(
             Ok(count) => done += count,
             Err(error) if done == 0 => return Err(error),
             Err(error) => {
-                socket.leave(error);
+                socket.set_pending_error(error);
                 break;
             }
         }
@@ -327,7 +327,7 @@ unsafe fn receive_each(
             Err(error) if done == 0 => return Err(error),
             Err(error) => {
                 if let Socket::Stream(stream) = socket {
-                    stream.leave(error);
+                    stream.set_pending_error(error);
                 }
                 break;
             }

@@ -12,7 +12,10 @@ pub(super) fn resolve(found: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     // SAFETY: the name is a string that ends with 0, and the handle is one of those that dlsym defines.
     let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if address.is_null() {
-        report!("forebay: the C library has no function {name:?}, which the program calls");
+        report!(
+            "forebay: the C library has no function {name:?}, which the program calls, so the program is aborted: run it \
+             without forebay exec"
+        );
         std::process::abort();
     }
     found.store(address, Ordering::Relaxed);

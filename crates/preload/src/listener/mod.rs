@@ -59,7 +59,7 @@ pub(crate) struct Listener {
     /// True once the program has ended the listening, which `listen` begins anew.
     has_ended: AtomicBool,
     /// Descriptor that the program polls while another process receives the packets.
-    turn: Mutex<Option<(ReadinessSetter, ReadinessDescriptor)>>,
+    placeholder: Mutex<Option<(ReadinessSetter, ReadinessDescriptor)>>,
     /// Process that made it.
     origin: Origin,
     /// Process whose engine served it when it ended.
@@ -131,7 +131,10 @@ impl Listener {
         prepare()?;
         abi::prepare_to_close();
         for option in lacking(descriptor) {
-            report!("forebay: {option}, set for the socket of {local}, has no effect on it");
+            report!(
+                "forebay: {option} has no effect on the socket of {local}: if the program needs it, leave that port out of \
+                 --take"
+            );
         }
         refuse_packets(descriptor).map_err(|error| {
             report!(
@@ -156,7 +159,7 @@ impl Listener {
             is_nonblocking: is_nonblocking.into(),
             served: ArcSwapOption::empty(),
             has_ended: AtomicBool::default(),
-            turn: Mutex::default(),
+            placeholder: Mutex::default(),
             origin: Origin::here(),
             ended_in: OnceLock::new(),
             copies: Mutex::new(Copies::new().ok()),
@@ -198,7 +201,7 @@ impl Listener {
     /// Closes this process's copy of the kernel's socket, which nothing here uses any more: the port is free once the
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
-        if self.origin.may_close_copy() {
+        if self.origin.claim_close() {
             self.inherited.kernel.unlist();
             abi::close_forgotten(self.kernel());
             self.copies().iter().for_each(Copies::close_forgotten);
@@ -224,8 +227,8 @@ impl Listener {
         if self.end_served(None) {
             return Ok(()); // no copy goes on
         }
-        self.place_turn(socket)?;
-        self.end_turn();
+        self.set_placeholder(socket)?;
+        self.end_placeholder();
         Ok(())
     }
 
@@ -270,7 +273,7 @@ impl Listener {
         self.served.load_full().filter(|served| !served.origin.is_parent())
     }
 
-    /// Has the engine of this process serve the listener. `socket` is the listener as the table has it.
+    /// Serves the listener by this process's engine. `socket` is the listener as the table has it.
     ///
     /// # Errors
     /// `ENODEV` without an engine; `EADDRNOTAVAIL` if the address is none of the devices'.
@@ -308,9 +311,10 @@ impl Listener {
         if socket_reuseport(&self.inherited.kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
-        let (reserved, turn) = (Arc::clone(&self.inherited.kernel), self.turn().take());
-        let is_placed = turn.is_some();
-        let readiness = turn.map_or_else(|| self.readiness(), Ok)?;
+        let (reserved, placeholder) =
+            (Arc::clone(&self.inherited.kernel), self.placeholder().take());
+        let is_placed = placeholder.is_some();
+        let readiness = placeholder.map_or_else(|| self.readiness(), Ok)?;
         let tcp =
             options.listen_reserved(self.local, self.backlog, Some(reserved), Some(readiness));
         let tcp = tcp.map_err(|error| {
@@ -337,10 +341,10 @@ impl Listener {
         Ok(served)
     }
 
-    /// Has the listener served when the process that receives the packets has ended. Until then its descriptor is
-    /// never readable.
+    /// Serves the listener once the process that receives the packets has ended. Until then its descriptor is never
+    /// readable.
     fn wait_in_turn(&self, socket: &Arc<Socket>) -> Result<(), Errno> {
-        if self.place_turn(socket)? {
+        if self.set_placeholder(socket)? {
             report!(
                 "forebay: another process serves {}: process {} will serve it when that one has ended",
                 self.local,
@@ -351,14 +355,14 @@ impl Listener {
     }
 
     /// Puts a descriptor that is never readable at the listener's numbers; false if it was there.
-    fn place_turn(&self, socket: &Arc<Socket>) -> Result<bool, Errno> {
-        let mut turn = self.turn();
-        if turn.is_some() {
+    fn set_placeholder(&self, socket: &Arc<Socket>) -> Result<bool, Errno> {
+        let mut placeholder = self.placeholder();
+        if placeholder.is_some() {
             return Ok(false);
         }
         let (setter, descriptor) = self.readiness()?;
         self.place(socket, descriptor.as_fd())?;
-        *turn = Some((setter, descriptor));
+        *placeholder = Some((setter, descriptor));
         Ok(true)
     }
 
@@ -371,7 +375,7 @@ impl Listener {
         Ok((setter, descriptor))
     }
 
-    /// Puts a readiness descriptor at the listener's numbers.
+    /// Replaces each of the listener's descriptors by a readiness descriptor.
     fn place(&self, socket: &Arc<Socket>, readiness: BorrowedFd<'_>) -> Result<(), Errno> {
         // The flag belongs to all processes that have the kernel's socket.
         let is_nonblocking = fcntl_getfl(self.kernel())?.contains(OFlags::NONBLOCK);
@@ -387,9 +391,9 @@ impl Listener {
         Ok(())
     }
 
-    /// Has calls that wait for the turn go on, which then find why nothing can be accepted.
-    fn end_turn(&self) {
-        if let Some((setter, descriptor)) = &mut *self.turn() {
+    /// Wakes calls that wait on the placeholder; they then find why nothing can be accepted.
+    fn end_placeholder(&self) {
+        if let Some((setter, descriptor)) = &mut *self.placeholder() {
             setter.end(Ended::Both, descriptor);
         }
     }
@@ -399,8 +403,8 @@ impl Listener {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn turn(&self) -> MutexGuard<'_, Option<(ReadinessSetter, ReadinessDescriptor)>> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    fn placeholder(&self) -> MutexGuard<'_, Option<(ReadinessSetter, ReadinessDescriptor)>> {
+        self.placeholder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adopts an option that the program has set on the kernel's socket.
@@ -435,7 +439,7 @@ impl Listener {
     }
 }
 
-/// Serves all listeners, since their turn has come. What fails is told, and answered by `accept`.
+/// Serves all listeners, now that this process may. Failures are reported, and returned by `accept`.
 fn serve_all() -> StillWaits {
     let mut still_waits = StillWaits(false);
     for number in table::within(0, u32::MAX) {
@@ -445,7 +449,7 @@ fn serve_all() -> StillWaits {
             match listener.serve(socket.shared()) {
                 Ok(_) => {}
                 Err(Errno::BUSY) => still_waits = StillWaits(true),
-                Err(_) => listener.end_turn(),
+                Err(_) => listener.end_placeholder(),
             }
         }
     }
@@ -466,11 +470,11 @@ impl Drop for Listener {
             let others = self.copies().take().map(Copies::close_own);
             return passing::leave(served, self.addresses().collect(), others);
         }
-        let turn = self.turn().take();
-        if turn.is_none() {
+        let placeholder = self.placeholder().take();
+        if placeholder.is_none() {
             UNSERVED.fetch_sub(1, Ordering::Relaxed);
         }
-        if let Some((setter, descriptor)) = turn {
+        if let Some((setter, descriptor)) = placeholder {
             drop(descriptor); // first: who polls it would see the setter's end
             drop(setter);
         }

@@ -169,8 +169,8 @@ impl Membership {
             return filters;
         }
         report!(
-            "forebay: process {} receives nothing yet, as its engine has attached no filters for 10 s: check what else runs \
-             on the machine",
+            "forebay: process {} receives nothing yet: its engine has attached no packet filter for 10 s; check that the \
+             machine is not overloaded (uptime), and restart the program if this persists",
             process::id()
         );
         loop {
@@ -185,7 +185,7 @@ impl Membership {
         self.join_by(address.into(), |shares, address| shares.join(address));
     }
 
-    /// Has a UDP socket at an address that it does not use yet: this process takes the datagrams if no other one does.
+    /// Joins an address with a UDP socket that is not used yet: this process takes the datagrams if no other one does.
     pub(crate) fn join_idle(&self, address: DividedAddress) {
         self.join_by(address, Shares::join_idle);
     }
@@ -349,14 +349,14 @@ impl Membership {
         shares.set_settled(settled);
     }
 
-    /// Has the filters let these buckets pass, if they leave out one of them.
+    /// Widens the filters to these buckets, if they leave one out.
     fn let_needed_pass(&self, state: &mut State, needed: u64) {
         if state.left_out & needed != 0 {
             self.let_pass(state, needed);
         }
     }
 
-    /// Has the filters let these buckets pass, and no others.
+    /// Sets the filters to pass these buckets, and no others.
     fn let_pass(&self, state: &mut State, buckets: u64) {
         let share = FlowShare { key: self.engine_lock.shares().key(), buckets };
         let Some(filters) = &state.filters else { return };

@@ -127,7 +127,7 @@ impl Shares {
         self.enter_row(address.into(), |_, _| {});
     }
 
-    /// Has a socket at an address that it does not use yet: it serves the address if no other process does.
+    /// Joins an address with a socket that is not used yet: it serves the address if no other process does.
     pub(crate) fn join_idle(&self, address: DividedAddress) {
         self.enter_row(address, |row, own| _ = self.table.idle(row).fetch_or(1 << own, SeqCst));
     }

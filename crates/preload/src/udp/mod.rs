@@ -104,7 +104,10 @@ impl Udp {
             |readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>| place(number, readiness, kernel);
         let socket = Self::open(runtime, of_kernel, |options| options.bind(local), place)?;
         for option in lacking(socket.kernel()) {
-            report!("forebay: {option}, set for the socket of {local}, has no effect on it");
+            report!(
+                "forebay: {option} has no effect on the socket of {local}: if the program needs it, leave that port out of \
+                 --take"
+            );
         }
         if is_v6_address {
             abi::set_v6_only(socket.kernel());
@@ -262,7 +265,7 @@ impl Udp {
         Ok(())
     }
 
-    /// Has the kernel report the errors that it learns of. Without that, calls succeed as if none came.
+    /// Enables error reports of the kernel's socket. Without them, calls succeed as if there were no errors.
     fn watch_errors(&self, reserved: BorrowedFd<'_>) {
         if let Err(error) = path_errors::watch(reserved, self.udp.queue(), &self.path_error) {
             report!(
@@ -313,9 +316,9 @@ impl Udp {
     }
 
     /// Leaves an error to the next call.
-    pub(crate) fn leave(&self, error: Errno) {
+    pub(crate) fn set_pending_error(&self, error: Errno) {
         if !matches!(error, Errno::AGAIN | Errno::INTR) {
-            self.path_error.leave(error, self.udp.queue());
+            self.path_error.set_pending(error, self.udp.queue());
         }
     }
 
@@ -330,7 +333,7 @@ impl Udp {
     pub(crate) fn follow_error_queue(&self) {
         let Some(kernels) = self.udp.reserved() else { return };
         match socket_error(kernels) {
-            Ok(Err(error)) => self.path_error.leave(error, self.udp.queue()),
+            Ok(Err(error)) => self.path_error.set_pending(error, self.udp.queue()),
             // Ignored: what was left is of the error that was read.
             Ok(Ok(())) => drop(self.take_error()),
             Err(_) => {}
@@ -369,7 +372,7 @@ impl Udp {
     /// Closes this process's copies of the kernel's sockets, which nothing here uses any more: the port is free once the
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
-        if self.origin.may_close_copy() {
+        if self.origin.claim_close() {
             Self::count_closed(false, true);
             abi::close_forgotten(self.kernel());
             self.udp.reserved().into_iter().for_each(abi::close_forgotten);

@@ -29,7 +29,7 @@ impl DatagramPart {
         Self { membership, bound_to, v6_only, state }
     }
 
-    /// Has datagrams that no other process takes.
+    /// Takes the datagrams that no other process takes.
     pub(super) fn join(&self) {
         if let Some(membership) = &self.membership
             && !std::mem::replace(&mut self.state().is_member, true)

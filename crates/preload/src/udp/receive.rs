@@ -64,7 +64,7 @@ impl Udp {
             Err(error) => {
                 // The length is told beside an error, which stays.
                 let _ = self.peek(mode, |message| message.each_piece(|piece| len += piece.len()));
-                self.leave(error);
+                self.set_pending_error(error);
                 Ok(len)
             }
         }
