@@ -80,15 +80,15 @@ counters! {
     delayed_acks = "DelayedACKs",
     /// Segments received that hold only bytes received before.
     delayed_ack_lost = "DelayedACKLost",
-    /// Segments received behind a gap.
+    /// Segments received out of order.
     ofo_queue = "TCPOFOQueue",
-    /// Segments received behind a gap and dropped for lack of memory.
+    /// Segments received out of order and dropped for lack of memory.
     ofo_drop = "TCPOFODrop",
     /// Segments in order dropped for lack of memory.
     rcv_q_drop = "TCPRcvQDrop",
     /// Receive queues copied together for lack of memory.
     rcv_collapsed = "TCPRcvCollapsed",
-    /// Payloads behind a gap dropped for lack of memory.
+    /// Out-of-order payloads dropped for lack of memory.
     ofo_pruned = "OfoPruned",
     /// Segments beyond the receive window.
     beyond_window = "BeyondWindow",
@@ -150,7 +150,7 @@ counters! {
     dsack_undo = "TCPDSACKUndo",
     /// D-SACKs sent for bytes received before.
     dsack_old_sent = "TCPDSACKOldSent",
-    /// D-SACKs sent for bytes behind a gap.
+    /// D-SACKs sent for out-of-order bytes.
     dsack_ofo_sent = "TCPDSACKOfoSent",
     /// Probes of the path's MTU that arrived.
     mtup_success = "TCPMTUPSuccess",

@@ -15,7 +15,7 @@ mod machine; //    the spine: from a packet to its connection, and out again
 mod connection; // one connection: its state, and the stages that change it
 mod wire; //       headers and options
 
-mod receive_queue; // received bytes in their frames, and payloads behind gaps
+mod receive_queue; // received bytes in their frames, and out-of-order payloads
 mod send_queue; //    written bytes until they are acknowledged
 mod sack; //          selective acknowledgements to be sent
 mod congestion; //    congestion window: NewReno, CUBIC

@@ -1,5 +1,5 @@
 //! Received bytes, in the frames that they came in: those in order for the reader, and payloads
-//! that wait behind a gap.
+//! that came out of order.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use forebay_rx::packet::Packet;
 use super::on_demand::{Initial, OnDemand};
 use super::seq::{Seq, len_u32};
 
-/// Payloads behind gaps, at most; more are dropped, and sent again by the peer. The memory of the
+/// Out-of-order payloads, at most; more are dropped, and sent again by the peer. The memory of the
 /// largest buffer ends before, unless segments are small.
 const OUT_OF_ORDER_MAX: usize = 16_384;
 /// Bytes of a copy that takes the place of several frames.
@@ -97,7 +97,7 @@ impl Chunk {
     }
 }
 
-/// Outcome of adding a payload behind a gap.
+/// Outcome of adding an out-of-order payload.
 #[must_use]
 #[derive(Debug)]
 pub(super) enum Queued {
@@ -146,7 +146,7 @@ pub(super) struct ReceiveQueue {
     truesize: u32,
 }
 
-/// Bytes in order, and payloads behind a gap.
+/// Bytes in order, and out-of-order payloads.
 #[derive(Debug)]
 struct Held {
     chunks: VecDeque<Chunk>,
@@ -332,7 +332,7 @@ impl ReceiveQueue {
         filled
     }
 
-    /// Drops all payloads behind gaps. Returns their number.
+    /// Drops all out-of-order payloads. Returns their number.
     pub(super) fn drop_out_of_order(&mut self, pool: &mut Pool) -> usize {
         let count = self.held.out_of_order.len();
         while !self.held.out_of_order.is_empty() {

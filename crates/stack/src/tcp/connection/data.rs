@@ -1,4 +1,4 @@
-//! Payload: into the receive queue, in order or behind a gap; FIN (`tcp_data_queue`).
+//! Payload: into the receive queue, in order or out of order; FIN (`tcp_data_queue`).
 
 use forebay_rx::packet::Packet;
 

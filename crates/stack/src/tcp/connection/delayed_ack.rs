@@ -275,7 +275,7 @@ impl Connection {
         self.delay_ack(cx);
     }
 
-    /// Acknowledges a segment behind a gap: at once, but from the fourth on several together, within a
+    /// Acknowledges an out-of-order segment: at once, but from the fourth on several together, within a
     /// part of the round trip.
     fn acknowledge_gap(&mut self, cx: &mut Context<'_>) {
         let next = self.receive.next;

@@ -189,9 +189,9 @@ pub struct TcpInfo {
     pub limit: Limit,
     /// Bytes received and not read.
     pub unread_bytes: u32,
-    /// Memory of received bytes, those behind a gap counted.
+    /// Memory of received bytes, those out of order included.
     pub receive_memory_bytes: u32,
-    /// True if bytes behind a gap wait for those in front.
+    /// True if out-of-order bytes wait for those before them.
     pub has_gap: bool,
     /// Memory of the receive buffer.
     pub receive_buffer_bytes: u32,
@@ -410,7 +410,7 @@ impl TcpInfo {
             waits.push(format!("{} bytes for the application to read them", self.unread_bytes));
         }
         if self.has_gap {
-            waits.push("bytes behind a gap for the peer to send those in front".to_owned());
+            waits.push("out-of-order bytes for the peer to send those before them".to_owned());
         }
         if self.unacked_bytes > 0 {
             waits.push(format!("{} bytes sent, for the peer's ACK", self.unacked_bytes));

@@ -116,7 +116,7 @@ impl State {
     ];
 }
 
-/// Surroundings of a call to a connection: time, memory, the way out.
+/// Context of a call to a connection: time, memory, the way out.
 pub(super) struct Context<'a> {
     pub(super) now_us: u64,
     pub(super) pool: &'a mut Pool,
@@ -200,7 +200,7 @@ pub(super) struct SendState {
     pub(super) small_end: Seq,
     /// Sequence number up to which PSH was set (`pushed_seq`).
     pub(super) pushed: Seq,
-    /// Sequence number behind an urgent byte.
+    /// Sequence number after an urgent byte.
     pub(super) urgent: Option<Seq>,
     /// First sequence number sent since nothing was in flight.
     pub(super) burst: Seq,
@@ -365,7 +365,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection by an error (`tcp_reset`, `tcp_write_err`). Only so an attempt fails, not by a close (`tcp_done`).
+    /// Ends the connection by an error (`tcp_reset`, `tcp_write_err`). A failed attempt is counted here, and not at a close (`tcp_done`).
     fn fail(&mut self, error: TcpError, cx: &mut Context<'_>) {
         if matches!(self.state, State::SynSent | State::SynReceived) {
             cx.counters.attempt_fails.add(1);

@@ -182,7 +182,7 @@ impl Connection {
         };
         let new_end = segment.end() - u32::from(segment.has(Flags::FIN));
         if segment.len() > 0 && new_end.is_after(self.receive.next) {
-            // `take_payload` resets the connection: nobody is there to read, now or behind a gap.
+            // `take_payload` resets the connection: nobody is there to read, in order or not.
             return None;
         }
         if segment.has(Flags::FIN) {

@@ -15,7 +15,7 @@ const PACING_SHIFT: u32 = 10;
 const SOON_US: u64 = 1_000;
 /// Payload of the packets that are written while the path is probed, at least.
 const PROBED_PACKET_BYTES: u32 = 60_000;
-/// Steps of the round trip, in µs, by which packets to nearby peers halve (`tcp_tso_rtt_log`).
+/// Shift of the minimum round trip, in µs: each step halves the packets to nearby peers (`tcp_tso_rtt_log`).
 const RTT_SHIFT: u32 = 9;
 
 /// Reason to stop sending.

@@ -23,7 +23,7 @@ pub struct Tally {
     pub delivered: u32,
     /// Segments that the peer says to have got twice (`dsack_dups`).
     pub dsack_dups: u16,
-    /// Segments received behind a gap (`rcv_ooopack`).
+    /// Segments received out of order (`rcv_ooopack`).
     pub rcv_ooopack: u16,
 }
 

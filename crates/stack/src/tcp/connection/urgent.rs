@@ -18,7 +18,7 @@ pub(in crate::tcp) struct Urgent {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum UrgentByte {
     Awaited,
-    /// Received, in order or behind a gap.
+    /// Received, in order or out of order.
     Here(u8),
     /// Read out of band.
     Taken,

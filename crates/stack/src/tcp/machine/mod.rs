@@ -83,7 +83,7 @@ pub struct ListenerQueues {
     fast_open: FastOpenQueue,
 }
 
-/// Surroundings of a call: the time, the CPU, memory, and the way out.
+/// Context of a call: the time, the CPU, memory, and the way out.
 #[derive(Debug)]
 pub struct TcpOut<'a> {
     /// Current time, in µs. It never goes back.
@@ -196,7 +196,7 @@ struct Idle {
 
 impl Idle {
     /// Forgets options that end with a connection, or with listening (`tcp_disconnect`).
-    fn forget_passing_options(&mut self) {
+    fn reset_connection_options(&mut self) {
         let initial = TcpOptions::DEFAULT;
         self.options.max_segment = initial.max_segment;
         self.options.window_clamp = initial.window_clamp;
@@ -251,7 +251,7 @@ impl Word for Target {
             Self::Request(index) => (1, index),
             Self::TimeWait(index) => (2, index),
         };
-        // A thousand million connections would take a TiB.
+        // 2^30 connections would take a TiB.
         assert!(index <= INDEX_MASK, "a shard holds at most {INDEX_MASK} connections");
         kind << TARGET_SHIFT | index
     }

@@ -110,7 +110,7 @@ impl Segment {
         self.len() > 0 && !self.has(Flags::SYN)
     }
 
-    /// First sequence number behind the segment.
+    /// First sequence number after the segment.
     pub(in crate::tcp) fn end(&self) -> Seq {
         self.seq + self.len()
     }

@@ -38,7 +38,7 @@ impl Tcp {
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn disconnect(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
         match &mut self.entry_mut(socket)?.kind {
-            Kind::Idle(idle) => idle.forget_passing_options(),
+            Kind::Idle(idle) => idle.reset_connection_options(),
             Kind::Listener(_) => self.stop_listening(socket.index, out),
             Kind::Connection(_) => {
                 let error = self.call(socket, out, |connection, cx| connection.disconnect(cx))?;
@@ -87,7 +87,7 @@ impl Tcp {
         let queues = Arc::clone(&listening.queues);
         let &mut Listener { options, fast_open, reuse_port, .. } = &mut **listening;
         let mut idle = Idle { options, fast_open, bound: Some(local), reuse_port, error: None };
-        idle.forget_passing_options();
+        idle.reset_connection_options();
         entry.kind = Kind::Idle(Box::new(idle));
         self.listeners.remove(local, index);
         for connection in accepted {

@@ -247,7 +247,7 @@ impl Tcp {
         let options = connection.options.get();
         let mut idle = entry.before.take().unwrap_or_default();
         *idle = Idle { options, error: None, ..*idle };
-        idle.forget_passing_options();
+        idle.reset_connection_options();
         entry.kind = Kind::Idle(idle);
         let charge = std::mem::take(&mut entry.charge);
         self.memory_bytes -= charge.bytes();
