@@ -43,7 +43,7 @@ pub(crate) enum Failure {
     },
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {error}")]
-    #[diagnostic(help("see that there is room where it goes, then try again"))]
+    #[diagnostic(help("check that there is room where it goes, then try again"))]
     Output {
         /// Reason.
         error: std::io::Error,

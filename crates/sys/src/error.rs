@@ -241,7 +241,7 @@ impl Error {
     pub fn help(&self) -> String {
         match self {
             Self::File { .. } if self.is_refusal() => {
-                "see that there is room and that files can be written there, or give another \
+                "check that there is room and that files can be written there, or give another \
                  directory, then try again"
                     .to_owned()
             }
@@ -252,7 +252,7 @@ impl Error {
                 help.clone()
             }
             Self::Mount { .. } => {
-                "this needs /dev/fuse (modprobe fuse), and root or the program fusermount3; see that \
+                "this needs /dev/fuse (modprobe fuse), and root or the program fusermount3; check that \
                  they are there, or go without"
                     .to_owned()
             }
@@ -266,10 +266,10 @@ impl Error {
                 "give an address of this machine, with a port that is free".to_owned()
             }
             Self::NoRun { .. } => {
-                "see that it runs, or say with --control where it listens".to_owned()
+                "check that it runs, or say with --control where it listens".to_owned()
             }
             Self::Answer { .. } => {
-                "see that the process that listens there is a run of this version that can answer \
+                "check that the process that listens there is a run of this version that can answer \
                  (one that is stopped cannot); end it, or say another with --control"
                     .to_owned()
             }

@@ -417,7 +417,7 @@ fn refused(name: &str, what: &str, source: io::Error) -> Error {
             "this needs CAP_NET_ADMIN in the network namespace of the interface; run as root, or \
              have root do it"
         }
-        _ => "see that the network namespace is the right one and `ip link` works in it",
+        _ => "check that the network namespace is the right one and `ip link` works in it",
     };
     let (name, what, help) = (name.to_owned(), what.to_owned(), help.to_owned());
     Error::Device { name, what, source, help }

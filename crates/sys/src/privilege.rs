@@ -307,7 +307,7 @@ fn wanted(text: &str) -> Result<Wanted> {
 
 /// Checks /proc for capabilities of each thread: the kernel keeps them per thread.
 fn see_that_all_threads_are_without_capabilities(user: &str) -> Result<()> {
-    let unread = |source| left(user, "see that its threads have no capabilities", source);
+    let unread = |source| left(user, "check that its threads have no capabilities", source);
     for task in fs::read_dir("/proc/self/task").map_err(unread)? {
         let status = match fs::read_to_string(task.map_err(unread)?.path().join("status")) {
             Ok(status) => status,

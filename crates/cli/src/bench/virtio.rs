@@ -180,7 +180,7 @@ fn nothing_received(name: &str, came: &Counted) -> Error {
         what: format!("receive a packet within {} s", FIRST_PACKET_TIMEOUT.as_secs()),
         source: std::io::ErrorKind::TimedOut.into(),
         help: if refused.is_empty() {
-            "see that the back end runs, that it is connected, and that it sends".to_owned()
+            "check that the back end runs, that it is connected, and that it sends".to_owned()
         } else {
             format!("it sends what cannot be received ({refused}): see how it describes packets")
         },

@@ -128,6 +128,8 @@ fn segments_file(setting: &CompareSetting, (flows, run): (u16, u16)) -> Result<P
     Ok(path)
 }
 
+/// Runs a program of DPDK. Two of the peers' options have another sense here: `--flows` is the number of repeats, and
+/// `--mode` may be a capture.
 fn dpdk(
     setting: &CompareSetting,
     peer: Peer,
@@ -167,7 +169,8 @@ fn figures(result: &Value, quantities: &[Quantity]) -> Result<TurnFigures, Strin
     }
     for Quantity { name, .. } in quantities {
         let value = result[name].as_f64().or_else(|| result[name]["median"].as_f64());
-        let value = value.ok_or_else(|| format!("there is no {name} in {result}"))?;
+        let value =
+            value.ok_or_else(|| format!("the program's result has no figure {name}: {result}"))?;
         figures.add(name, TurnFigure { value, class: Some(ONE_CPU.to_owned()) });
     }
     Ok(figures)
@@ -200,6 +203,6 @@ mod tests {
         let hash = figures(&json!({ "median": 4.5 }), HASH).unwrap().figures;
         assert_eq!(hash["median"], [of(4.5, ONE_CPU)]);
         let merge = json!({ "gro": { "median": 1.0 }, "parse_gro": { "median": 2.0 } });
-        assert!(figures(&merge, MERGE).unwrap_err().contains("no all in"));
+        assert!(figures(&merge, MERGE).unwrap_err().contains("no figure all"));
     }
 }

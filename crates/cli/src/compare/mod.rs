@@ -14,13 +14,13 @@
 
 pub(crate) mod own; // our side: programs that the comparison starts
 
-mod receive; //  a kind
-mod latency; //  a kind
-mod tcp; //      a kind
-mod tcp_bulk; // a kind
-mod tcp_loss; // a kind
-mod bridge; //   a kind
-mod cpu; //      a kind
+mod receive; //  a flood received
+mod latency; //  requests and answers over UDP
+mod tcp; //      requests and answers over TCP
+mod tcp_bulk; // bulk streams
+mod tcp_loss; // bulk streams through an impaired bridge
+mod bridge; //   pings through a bridge
+mod cpu; //      stages in memory, beside DPDK
 mod streams; //  bulk streams over TCP
 mod segments; // a capture of TCP segments
 mod subject; //  a program to be measured, and the figures of one turn
@@ -188,7 +188,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     report.is_interrupted = IS_INTERRUPTED.load(Ordering::Relaxed);
     if let (Some(text), []) = (&args.only, report.comparisons.as_slice()) {
         let problem = format!("--only {text}: no program has that name");
-        return Err(Failure::usage(problem, "give a part of a name that a report has"));
+        return Err(Failure::usage(problem, "give part of a `group: name` that a report prints"));
     }
     if let Some(path) = &args.svg {
         write_chart(&report, path)?;
@@ -214,7 +214,7 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
     }
     let cpus = sender_and_receiver(&sys::allowed_cpus())?;
     let peers = Peers::new().map_err(|problem| {
-        Failure::usage(problem, "see that there is room for temporary files (TMPDIR)")
+        Failure::usage(problem, "check that TMPDIR can be written and has free space")
     })?;
     Ok(CompareSetting {
         cpus,
@@ -245,7 +245,10 @@ fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'
 }
 
 fn unprepared(problem: String) -> Failure {
-    Failure::usage(problem, "see that this machine has network namespaces and veth")
+    Failure::usage(
+        problem,
+        "check that the kernel has network namespaces and veth, and that ip works",
+    )
 }
 
 fn write_chart(report: &CompareReport, path: &Path) -> Result<(), Failure> {

@@ -151,11 +151,10 @@ fn for_this_cpu(flags: &str) -> impl Iterator<Item = &str> {
     flags.split_whitespace().filter(|flag| !flag.starts_with("-march="))
 }
 
-/// Reason why a peer was not compiled: its first error, and what to install.
+/// Reason why a peer was not compiled: the compiler's first error with its place, and the packages that it needs.
 fn not_compiled(told: &str, packages: &str) -> String {
     let error = told.lines().find(|line| line.contains("error")).unwrap_or("the compiler failed");
-    let error = error.split_once("error: ").map_or(error, |(_, error)| error);
-    format!("not compiled ({}): install {packages}", error.trim())
+    format!("not compiled ({}): check that {packages} are installed", error.trim())
 }
 
 /// True if a tool can be started by its name.
@@ -183,8 +182,8 @@ mod tests {
         let reason = peers.program(Peer::Udp).unwrap_err();
         assert_eq!(reason, "no C compiler (no-such-compiler): install gcc");
         let told = "xsk.c:5:10: fatal error: xdp/xsk.h: No such file or directory\n    5 | #inc";
-        let named =
-            "not compiled (xdp/xsk.h: No such file or directory): install libxdp-dev libbpf-dev";
+        let named = "not compiled (xsk.c:5:10: fatal error: xdp/xsk.h: No such file or directory): check that libxdp-dev \
+             libbpf-dev are installed";
         assert_eq!(not_compiled(told, Peer::Xsk.packages()), named);
     }
 }

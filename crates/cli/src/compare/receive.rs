@@ -186,8 +186,9 @@ fn receiver(
 /// Figures of a receiver's result.
 fn sample(result: &Value) -> Result<TurnFigures, String> {
     let number = |name: &str| result[name].as_f64().filter(|number| *number > 0.0);
-    let (packets, ns) =
-        number("packets").zip(number("ns")).ok_or("no packet came in the window")?;
+    let (packets, ns) = number("packets")
+        .zip(number("ns"))
+        .ok_or("the receiver counted no packet in the window: try a longer --window")?;
     let cpu_ns = result["cpu_ns"].as_f64().unwrap_or_default();
     Ok(TurnFigures::default()
         .with("received", packets / ns * 1e6)

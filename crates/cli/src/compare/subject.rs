@@ -14,11 +14,11 @@ pub(super) struct Subject<'a> {
     pub(super) measure: Box<dyn Fn() -> Result<TurnFigures, String> + 'a>,
 }
 
-/// Author of a program.
+/// Side that a program is on (`side` in the JSON).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Author {
-    /// Another.
+    /// Another project: the kernel, DPDK, libxdp.
     Peer,
     /// This project.
     Forebay,

@@ -325,7 +325,7 @@ fn missed(device: &DeviceFacts) -> Option<Finding> {
     (missed > 0).then(|| {
         let found = format!("{missed} frames were lost for want of buffers since it was created");
         let finding = Finding::new(Note, "ring", found);
-        finding.gain("see that this number no longer rises after the changes above")
+        finding.gain("check that this number no longer rises after the changes above")
     })
 }
 

@@ -70,7 +70,7 @@ fn layer(format: LogFormat) -> Result<Box<dyn Layer<Registry> + Send + Sync>, Fa
         LogFormat::Journald => {
             let journal = tracing_journald::layer().map_err(|error| {
                 let problem = format!("--log journald: the journal cannot be reached: {error}");
-                Failure::usage(problem, "see that systemd-journald runs, or give text or json")
+                Failure::usage(problem, "check that systemd-journald runs, or give text or json")
             })?;
             let journal = journal.with_syslog_identifier(TARGET.to_owned());
             journal.with_field_prefix(Some(FIELD_PREFIX.to_owned())).boxed()

@@ -170,7 +170,7 @@ pub(super) fn refused(interface: &Interface, what: &str) -> impl FnOnce(std::io:
             Some(libc::ENODEV | libc::ENXIO) => {
                 return Error::DeviceGone { name: interface.name.clone() };
             }
-            _ => "see that this kernel has AF_PACKET (CONFIG_PACKET) and is 5.15 or newer",
+            _ => "check that this kernel has AF_PACKET (CONFIG_PACKET) and is 5.15 or newer",
         };
         let (name, what, help) = (interface.name.clone(), what.to_owned(), help.to_owned());
         Error::Device { name, what, source, help }

@@ -150,7 +150,7 @@ fn be_promiscuous(interface: &Interface) -> Result<PacketSocket> {
         name: interface.name.clone(),
         what: "make it promiscuous".to_owned(),
         source,
-        help: "see that this kernel has AF_PACKET (CONFIG_PACKET), or leave out --promiscuous"
+        help: "check that this kernel has AF_PACKET (CONFIG_PACKET), or leave out --promiscuous"
             .to_owned(),
     })
 }
@@ -266,7 +266,7 @@ fn refusal(interface: &str, refused: &VerifierRefusal) -> Error {
             return unsupported("AF_XDP", "4.18", "CONFIG_XDP_SOCKETS");
         }
         (_, Errno::PERM) => {
-            "see that CAP_BPF and CAP_NET_ADMIN are there, and on a kernel before 5.11 that enough \
+            "check that CAP_BPF and CAP_NET_ADMIN are there, and on a kernel before 5.11 that enough \
              memory may be locked (ulimit -l)"
         }
         (BpfRequest::Insert | BpfRequest::Remove, _) => {

@@ -183,7 +183,7 @@ impl XdpSource {
                 "the packet memory must be locked: raise the limit (ulimit -l), give CAP_IPC_LOCK, \
                  or ask for less memory"
             }
-            Some(libc::EINVAL) => "see that it has that many queues: ethtool -l NAME",
+            Some(libc::EINVAL) => "check that it has that many queues: ethtool -l NAME",
             Some(libc::EAFNOSUPPORT) => "this kernel has no AF_XDP: give --via af_packet",
             _ => "see the kernel's log, or give --via af_packet",
         };

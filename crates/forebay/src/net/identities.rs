@@ -135,7 +135,7 @@ fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
         name: interface.name.clone(),
         what: "read its addresses".to_owned(),
         source,
-        help: "see that this process may use netlink sockets".to_owned(),
+        help: "check that this process may use netlink sockets".to_owned(),
     })?;
     Ok(Identity {
         mac: interface.mac.filter(|_| interface.is_ethernet).map(|MacAddress(mac)| mac),

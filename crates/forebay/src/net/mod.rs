@@ -516,7 +516,7 @@ fn send_paths(devices: &[Device], net_devices: &[NetDevice]) -> Result<SendPaths
                             name: device.name.clone(),
                             what: "ask for the routes there".to_owned(),
                             source,
-                            help: "see that this process may use netlink sockets".to_owned(),
+                            help: "check that this process may use netlink sockets".to_owned(),
                         }
                     })?
                 }

@@ -27,7 +27,7 @@ static NEXT_REQUEST: AtomicU64 = AtomicU64::new(0);
 
 pub(super) fn run(args: &OwnArgs) -> Result<(), Failure> {
     let refused = |error: std::io::Error| {
-        Failure::usage(format!("asking {}: {error}", args.to), "see that it can be reached")
+        Failure::usage(format!("asking {}: {error}", args.to), "check that it can be reached")
     };
     if let Some(&cpu) = args.cpus.first() {
         // Ignored: figures of an unpinned client are still valid.

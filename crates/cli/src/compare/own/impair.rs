@@ -53,7 +53,7 @@ pub(super) struct ImpairArgs {
 /// Bridges until the program is ended.
 pub(super) fn run(args: &OwnArgs) -> Result<(), Failure> {
     let refused = |error: Errno| {
-        Failure::usage(format!("TAP: {error}"), "see that this machine has /dev/net/tun")
+        Failure::usage(format!("TAP: {error}"), "check that this machine has /dev/net/tun")
     };
     let open = |name: &String| {
         let tap = TunQueue::open()?;

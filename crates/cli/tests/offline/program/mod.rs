@@ -473,7 +473,7 @@ fn unwritable_output_still_reports() {
     std::os::unix::fs::symlink("/dev/full", dir.path("t/drop.csv")).unwrap();
     let run = dir.run("replay --json --cpus 1 --trace t");
     assert_eq!(run.code, Some(3), "{}", run.told);
-    assert!(run.told.contains("see that there is room"), "{}", run.told);
+    assert!(run.told.contains("check that there is room"), "{}", run.told);
     let report: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(report["delivered"], BUNDLED_FRAMES);
     assert!(report["error"].as_str().unwrap().starts_with("cannot write t/drop.csv"));

@@ -129,7 +129,7 @@ fn plt_5_full_disk_is_told_after_report() {
     assert_eq!(run.code, Some(3), "{}", run.told);
     assert!(run.stdout.contains("32,000 packets in"), "{}", run.stdout);
     assert!(run.told.contains("cannot write p/moves.svg: No space left"), "{}", run.told);
-    assert!(run.told.contains("see that there is room"), "{}", run.told);
+    assert!(run.told.contains("check that there is room"), "{}", run.told);
     assert!(dir.read("p/shares.svg").ends_with("</svg>\n"), "the others are drawn");
 }
 

@@ -113,7 +113,7 @@ pub(super) fn devices(args: &OwnArgs, shared: &str) -> Result<Vec<Device>, Failu
 /// Asks a server, and prints the figures.
 pub(super) fn ask(args: &OwnArgs) -> Result<(), Failure> {
     let refused = |error: std::io::Error| {
-        Failure::usage(format!("asking {}: {error}", args.to), "see that it can be reached")
+        Failure::usage(format!("asking {}: {error}", args.to), "check that it can be reached")
     };
     if let Some(&cpu) = args.cpus.first() {
         // Ignored: figures of an unpinned client are still valid.
