@@ -132,6 +132,14 @@ impl<H: Handler> Worker<H> {
         }
     }
 
+    /// Records time that the application took, on the thread of this CPU, for packets delivered there.
+    pub(super) fn add_application_work(&self, ns: u64) {
+        self.shared.add_busy(self.index, ns);
+        if self.policies.need_delivery_time() {
+            self.shared.add_delivering(self.index, ns);
+        }
+    }
+
     /// Applies changes and sets the budget of this turn.
     pub(super) fn begin_turn(&mut self, now_ns: u64) {
         self.follow_changes();

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::fs;
 
 use forebay_buf::Position;
@@ -6,11 +7,13 @@ use forebay_rx::backlog::Backlogs;
 use forebay_rx::delivery::Batch;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
+use forebay_rx::steer::{CpuLoad, SpreadPolicy};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
 
 use super::*;
+use crate::cpu_thread::CpuThread;
 use crate::limits::BURST_MAX;
 use crate::trace::Trace;
 use crate::{Config, Engine};
@@ -68,6 +71,18 @@ struct Idler;
 
 impl Handler for Idler {
     fn handle(&mut self, _: &mut Batch<'_>) {}
+}
+
+fn one_cpu() -> Config {
+    let cpus = CpuList::new([CpuId(0)]);
+    Config { cpus, spread: SpreadPolicy::WhenBusy, ..Config::live() }
+}
+
+/// Load of the only CPU.
+fn load_of(shared: &EngineState) -> CpuLoad {
+    let mut loads = Vec::new();
+    shared.cpu_loads(&mut loads);
+    loads.remove(0)
 }
 
 /// Worker of one CPU over this source.
@@ -131,4 +146,35 @@ fn lost_frames_have_full_numbers() {
     let rows = fs::read_to_string(directory.path().join("drop.csv")).unwrap();
     let row = format!("0,{},cpu_lost,", 9_u64 << 30);
     assert!(rows.lines().last().unwrap().starts_with(&row), "{rows}");
+}
+
+#[test]
+fn rps_s1_inline_work_counts_as_delivery() {
+    let worker = worker(&one_cpu(), Sparse(0), Idler);
+    let (clock, shared) = (worker.shared.clock.clone(), Arc::clone(&worker.shared));
+    let mut cpu = CpuThread::new(Box::new(worker), None);
+    let pass = |ms: u64| clock.advance_to(clock.now_ns() + ms * 1_000_000);
+    let times =
+        || (load_of(&shared).busy_ns / 1_000_000, load_of(&shared).delivering_ns / 1_000_000);
+    pass(1_000); // without a packet: the thread may have slept
+    assert!(cpu.turn_until(|| true));
+    assert_eq!(times(), (0, 0));
+    pass(5);
+    assert!(cpu.turn_until(|| true));
+    assert_eq!(times(), (5, 5));
+    pass(7);
+    assert!(cpu.turn_once());
+    assert_eq!(times(), (12, 12));
+    pass(9); // answers wait for another thread
+    let looks = Cell::new(0);
+    let has_answered = || {
+        looks.set(looks.get() + 1);
+        pass(u64::from((2..=3).contains(&looks.get())));
+        looks.get() > 3
+    };
+    assert!(cpu.turn_until_answered(|| looks.get() > 3, has_answered));
+    assert_eq!(times(), (23, 23));
+    let load = load_of(&shared);
+    assert_eq!((load.packets, load.frames), (cpu.turns(), cpu.turns()), "each turn has its budget");
+    assert_eq!(shared.squeezed(0), 0);
 }
