@@ -65,8 +65,8 @@ pub(super) struct Queue {
     burst_requests: Vec<Sender<SampledBurst>>,
     /// Time of the last turn.
     now_ns: u64,
-    /// True if the last poll found frames.
-    was_busy: bool,
+    /// Number of frames that the last turn received.
+    received: usize,
     /// True if the last poll found as many frames as it could take.
     was_filled: bool,
     /// True if packets of the last poll went to other CPUs.
@@ -81,7 +81,7 @@ pub(super) struct Queue {
 /// Outcome of a queue's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Activity {
-    /// Work was done on this number of frames or packets.
+    /// Work was done on this number of frames or packets, received, delivered or sent.
     Worked(usize),
     /// No work now; the time at which more is due, if known.
     IdleUntil(Option<u64>),
@@ -132,7 +132,7 @@ impl Queue {
             trace: config.intake_trace(),
             burst_requests: Vec::new(),
             now_ns: 0,
-            was_busy: false,
+            received: 0,
             was_filled: false,
             woke_others: false,
             last_since_ns: None,
@@ -142,10 +142,11 @@ impl Queue {
         }
     }
 
-    /// Polls the source once for at most `frames_max` frames, and passes them through the intake.
+    /// Sends what is queued, polls the source once for at most `frames_max` frames, and passes these through the intake.
     pub(super) fn turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.follow_changes(shared);
         self.intake.set_stamped(shared.measured() != Measured::Nothing);
+        self.received = 0;
         let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
         if self.ended {
             return Activity::Ended.after(sent);
@@ -161,7 +162,7 @@ impl Queue {
         self.pool.collect();
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
-        (self.was_busy, self.woke_others) = (frames > 0, false);
+        (self.received, self.woke_others) = (frames, false);
         self.was_filled = frames >= self.burst.asked;
         self.process_burst(shared);
         match polled {
@@ -464,9 +465,9 @@ impl Queue {
         self.now_ns
     }
 
-    /// True if the last poll found frames.
-    pub(super) fn was_busy(&self) -> bool {
-        self.was_busy
+    /// Number of frames that the last turn received: the part of its work that a budget limits, and that counts as polled.
+    pub(super) fn received(&self) -> usize {
+        self.received
     }
 
     /// Closes the source, once no CPU transmits through it any more: sends its last packets for at

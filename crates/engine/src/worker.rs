@@ -174,12 +174,13 @@ impl<H: Handler> Worker<H> {
             if granted == 0 {
                 // Queues that got no budget go first in the next turn.
                 (self.first_queue, self.has_polled_all) = (at, false);
-                self.budget.squeeze_if(queue.was_busy());
+                self.budget.squeeze_if(queue.received() > 0);
                 return activity.and(Activity::Worked(0));
             }
             let turned = queue.turn(granted, &self.shared);
             self.now_ns = queue.now_ns().max(self.now_ns);
-            if let Activity::Worked(frames) = turned {
+            let frames = queue.received();
+            if frames > 0 {
                 self.budget.spend(frames);
                 self.shared.add_polled(self.index, frames);
                 self.budget.squeeze_if(granted < wanted && frames == granted);

@@ -67,6 +67,24 @@ impl Source for Sparse {
     }
 }
 
+/// Device that sends five packets in each turn, and receives one.
+struct Sending(Sparse);
+
+impl Source for Sending {
+    fn poll(
+        &mut self,
+        ask: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.0.poll(ask, pool, burst)
+    }
+
+    fn transmit(&mut self, _: &mut Pool) -> usize {
+        5
+    }
+}
+
 struct Idler;
 
 impl Handler for Idler {
@@ -177,4 +195,18 @@ fn rps_s1_inline_work_counts_as_delivery() {
     let load = load_of(&shared);
     assert_eq!((load.packets, load.frames), (cpu.turns(), cpu.turns()), "each turn has its budget");
     assert_eq!(shared.squeezed(0), 0);
+}
+
+#[test]
+fn rps_s1_sent_packets_are_not_polled() {
+    let mut config = one_cpu();
+    config.limits.netdev_budget = 6;
+    let mut worker = worker(&config, Sending(Sparse(0)), Idler);
+    let shared = Arc::clone(&worker.shared);
+    for turns in 1..=3 {
+        assert_eq!(worker.turn(0), Activity::Worked(7));
+        let load = load_of(&shared);
+        assert_eq!((load.frames, load.packets), (turns, turns));
+    }
+    assert_eq!(shared.squeezed(0), 0, "all was taken");
 }
