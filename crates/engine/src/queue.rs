@@ -69,6 +69,8 @@ pub(super) struct Queue {
     received: usize,
     /// True if the last poll found as many frames as it could take.
     was_filled: bool,
+    /// True if the last poll left frames in the source, for want of room or memory.
+    was_refused: bool,
     /// True if packets of the last poll went to other CPUs.
     woke_others: bool,
     /// Time of the first poll that asked for the last frames (`is_last`).
@@ -134,6 +136,7 @@ impl Queue {
             now_ns: 0,
             received: 0,
             was_filled: false,
+            was_refused: false,
             woke_others: false,
             last_since_ns: None,
             source_ended: false,
@@ -164,6 +167,7 @@ impl Queue {
         let frames = self.burst.len();
         (self.received, self.woke_others) = (frames, false);
         self.was_filled = frames >= self.burst.asked;
+        self.was_refused = polled == Activity::Blocked;
         self.process_burst(shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
@@ -480,9 +484,11 @@ impl Queue {
         }
     }
 
-    /// Descriptor that is readable while frames are pending in the source.
+    /// Descriptor that is readable once frames are pending in the source. `None` after a poll that left some there: the CPU
+    /// would not sleep beside it.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.source.as_ref().filter(|_| !self.source_ended)?.descriptor()
+        let is_awaited = !self.source_ended && !self.was_refused;
+        self.source.as_ref().filter(|_| is_awaited)?.descriptor()
     }
 
     /// True if the source has packets to transmit.

@@ -385,7 +385,7 @@ impl<H: Handler> Worker<H> {
         self.queues.iter().any(|queue| queue.descriptor().is_some())
     }
 
-    /// Descriptors that are readable while frames are pending for this CPU.
+    /// Descriptors that are readable once frames are pending for this CPU.
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.queues.iter().filter_map(Queue::descriptor).collect()
     }

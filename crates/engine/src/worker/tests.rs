@@ -1,5 +1,7 @@
 use std::cell::Cell;
 use std::fs;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use forebay_buf::Position;
 use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
@@ -9,10 +11,12 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::steer::{CpuLoad, SpreadPolicy};
 use forebay_rx::{Packet, RxQueue, Source};
+use forebay_sys::Event;
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
 
 use super::*;
+use crate::busy_poll::Loan;
 use crate::cpu_thread::CpuThread;
 use crate::limits::BURST_MAX;
 use crate::trace::Trace;
@@ -82,6 +86,19 @@ impl Source for Sending {
 
     fn transmit(&mut self, _: &mut Pool) -> usize {
         5
+    }
+}
+
+/// Device with frames for which there is no memory: its descriptor stays readable.
+struct Starved(Event);
+
+impl Source for Starved {
+    fn poll(&mut self, _: PollRequest, _: &mut Pool, _: &mut Burst) -> Result<Polled, SourceError> {
+        Ok(Polled::Ready)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.descriptor())
     }
 }
 
@@ -209,4 +226,22 @@ fn rps_s1_sent_packets_are_not_polled() {
         assert_eq!((load.frames, load.packets), (turns, turns));
     }
     assert_eq!(shared.squeezed(0), 0, "all was taken");
+}
+
+#[test]
+fn cpu_sleeps_beside_readable_starved_queue() {
+    for is_lent in [true, false] {
+        let event = Event::new().unwrap();
+        event.signal();
+        let worker = worker(&Config { spin_max_ns: 0, ..one_cpu() }, Starved(event), Idler);
+        let loan = Arc::new(Loan::new(Arc::clone(&worker.shared), 0));
+        let mut cpu = CpuThread::new(Box::new(worker), Some(loan).filter(|_| is_lent));
+        cpu.set_contended(true); // it does not spin, whatever it waits for
+        let (began, mut looks) = (Instant::now(), 0);
+        cpu.turn_until(|| {
+            looks += 1;
+            looks > 100 // two for each sleep
+        });
+        assert!(began.elapsed() > Duration::from_millis(2), "{:?}", began.elapsed());
+    }
 }
