@@ -33,6 +33,9 @@ const LAST_FRAMES_NS: u64 = 2_000_000_000;
 /// Longest time for a source to transmit its last packets after the run.
 const LINGER_NS: u64 = 100_000_000;
 
+/// Time until an idle queue looks again whether a fence is passed: no CPU announces that.
+const FENCE_LOOK_NS: u64 = 1_000_000;
+
 /// An rx queue with its source and intake.
 pub(super) struct Queue {
     /// Name in reports; prefixed with the device's name if there are several devices.
@@ -180,7 +183,10 @@ impl Queue {
             Activity::Ended => Activity::Blocked,
             _ if self.intake.held() > 0 => Activity::Blocked,
             Activity::IdleUntil(due_ns) => {
-                Activity::IdleUntil(due_ns.into_iter().chain(self.intake.next_timeout_ns()).min())
+                let look_ns = self.now_ns.saturating_add(FENCE_LOOK_NS);
+                let look = self.intake.is_waiting().then_some(look_ns);
+                let due = due_ns.into_iter().chain(self.intake.next_timeout_ns()).chain(look);
+                Activity::IdleUntil(due.min())
             }
             blocked => blocked,
         }

@@ -71,6 +71,20 @@ impl Source for Sparse {
     }
 }
 
+/// Device that receives one frame.
+struct Single(Option<Sparse>);
+
+impl Source for Single {
+    fn poll(
+        &mut self,
+        ask: PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Polled, SourceError> {
+        self.0.take().map_or(Ok(Polled::Idle), |mut sparse| sparse.poll(ask, pool, burst))
+    }
+}
+
 /// Device that sends five packets in each turn, and receives one.
 struct Sending(Sparse);
 
@@ -244,4 +258,19 @@ fn cpu_sleeps_beside_readable_starved_queue() {
         });
         assert!(began.elapsed() > Duration::from_millis(2), "{:?}", began.elapsed());
     }
+}
+
+#[test]
+fn promise_3_fence_is_lifted_without_traffic() {
+    let mut worker = worker(&one_cpu(), Single(Some(Sparse(0))), Idler);
+    worker.delivery.set_read_inline(true);
+    assert_eq!(worker.turn(0), Activity::Worked(2));
+    worker.shared.change(&"rps_flow_cnt=64".parse().unwrap()).unwrap();
+    for _ in 0..3 {
+        let Activity::IdleUntil(due_ns) = worker.turn(0) else { panic!("there is no work") };
+        assert!(due_ns.is_some(), "the packet is not read yet");
+    }
+    worker.delivery.release();
+    let activity = [worker.turn(0), worker.turn(0)];
+    assert_eq!(activity[1], Activity::IdleUntil(None), "nothing waits any more");
 }
