@@ -32,7 +32,8 @@ const MODERATION_NS: u64 = 100_000;
 
 /// A CPU of a running engine, owned by the thread that turns it.
 ///
-/// The CPU delivers nothing while its thread does something else.
+/// The CPU delivers nothing while its thread does something else. It counts as busy then, if its last turn has given packets
+/// to the application.
 pub struct CpuThread<H: Handler> {
     worker: OwnWorker<H>,
     /// Place where the worker is lent while the CPU sleeps, if it is.
@@ -40,7 +41,7 @@ pub struct CpuThread<H: Handler> {
     shared: Arc<EngineState>,
     idle: Idle,
     deferral: Deferral,
-    /// Time at which the next turn begins, or the last pause began.
+    /// Time at which the next turn begins, or the last pause or the application's work began.
     turn_ns: u64,
     /// True once no packet can arrive any more, or this thread must end.
     is_over: bool,
@@ -155,6 +156,7 @@ impl<H: Handler> CpuThread<H> {
         mut is_ready: impl FnMut() -> bool,
         mut has_answered: impl FnMut() -> bool,
     ) -> bool {
+        self.end_application_work();
         self.release_answered(&mut has_answered);
         while !self.is_over {
             let activity = self.turn();
@@ -163,6 +165,7 @@ impl<H: Handler> CpuThread<H> {
             }
             if !self.is_over && !self.release_answered(&mut has_answered) {
                 thread::yield_now();
+                self.end_application_work();
                 continue;
             }
             match activity {
@@ -173,6 +176,16 @@ impl<H: Handler> CpuThread<H> {
             }
         }
         false
+    }
+
+    /// Begins turns anew after the application had the thread. Its time is no turn's. Until it comes back for more, it works
+    /// on the packets that it was given, which counts as delivery, even if it sleeps meanwhile: nobody else can deliver
+    /// here. With all packets processed before, it does something else.
+    fn end_application_work(&mut self) {
+        let began_ns = std::mem::replace(&mut self.turn_ns, self.shared.clock.now_ns());
+        if self.worker.delivery.has_unreleased() {
+            self.worker.add_application_work(self.turn_ns.saturating_sub(began_ns));
+        }
     }
 
     /// Lets the CPU count as wanted by other programs, or not, for ever.
@@ -210,6 +223,7 @@ impl<H: Handler> CpuThread<H> {
     pub fn turn_once(&mut self) -> bool {
         if !self.is_over {
             self.worker.delivery.set_read_inline(true);
+            self.end_application_work();
             self.worker.delivery.release();
             self.turn();
         }

@@ -33,6 +33,9 @@ const LAST_FRAMES_NS: u64 = 2_000_000_000;
 /// Longest time for a source to transmit its last packets after the run.
 const LINGER_NS: u64 = 100_000_000;
 
+/// Time until an idle queue looks again whether a fence is passed: no CPU announces that.
+const FENCE_LOOK_NS: u64 = 1_000_000;
+
 /// An rx queue with its source and intake.
 pub(super) struct Queue {
     /// Name in reports; prefixed with the device's name if there are several devices.
@@ -65,10 +68,12 @@ pub(super) struct Queue {
     burst_requests: Vec<Sender<SampledBurst>>,
     /// Time of the last turn.
     now_ns: u64,
-    /// True if the last poll found frames.
-    was_busy: bool,
+    /// Number of frames that the last turn received.
+    received: usize,
     /// True if the last poll found as many frames as it could take.
     was_filled: bool,
+    /// True if the last poll left frames in the source, for want of room or memory.
+    was_refused: bool,
     /// True if packets of the last poll went to other CPUs.
     woke_others: bool,
     /// Time of the first poll that asked for the last frames (`is_last`).
@@ -81,7 +86,7 @@ pub(super) struct Queue {
 /// Outcome of a queue's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Activity {
-    /// Work was done on this number of frames or packets.
+    /// Work was done on this number of frames or packets, received, delivered or sent.
     Worked(usize),
     /// No work now; the time at which more is due, if known.
     IdleUntil(Option<u64>),
@@ -132,8 +137,9 @@ impl Queue {
             trace: config.intake_trace(),
             burst_requests: Vec::new(),
             now_ns: 0,
-            was_busy: false,
+            received: 0,
             was_filled: false,
+            was_refused: false,
             woke_others: false,
             last_since_ns: None,
             source_ended: false,
@@ -142,10 +148,11 @@ impl Queue {
         }
     }
 
-    /// Polls the source once for at most `frames_max` frames, and passes them through the intake.
+    /// Sends what is queued, polls the source once for at most `frames_max` frames, and passes these through the intake.
     pub(super) fn turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.follow_changes(shared);
         self.intake.set_stamped(shared.measured() != Measured::Nothing);
+        self.received = 0;
         let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
         if self.ended {
             return Activity::Ended.after(sent);
@@ -161,8 +168,9 @@ impl Queue {
         self.pool.collect();
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
-        (self.was_busy, self.woke_others) = (frames > 0, false);
+        (self.received, self.woke_others) = (frames, false);
         self.was_filled = frames >= self.burst.asked;
+        self.was_refused = polled == Activity::Blocked;
         self.process_burst(shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
@@ -175,7 +183,10 @@ impl Queue {
             Activity::Ended => Activity::Blocked,
             _ if self.intake.held() > 0 => Activity::Blocked,
             Activity::IdleUntil(due_ns) => {
-                Activity::IdleUntil(due_ns.into_iter().chain(self.intake.next_timeout_ns()).min())
+                let look_ns = self.now_ns.saturating_add(FENCE_LOOK_NS);
+                let look = self.intake.is_waiting().then_some(look_ns);
+                let due = due_ns.into_iter().chain(self.intake.next_timeout_ns()).chain(look);
+                Activity::IdleUntil(due.min())
             }
             blocked => blocked,
         }
@@ -464,9 +475,9 @@ impl Queue {
         self.now_ns
     }
 
-    /// True if the last poll found frames.
-    pub(super) fn was_busy(&self) -> bool {
-        self.was_busy
+    /// Number of frames that the last turn received: the part of its work that a budget limits, and that counts as polled.
+    pub(super) fn received(&self) -> usize {
+        self.received
     }
 
     /// Closes the source, once no CPU transmits through it any more: sends its last packets for at
@@ -479,9 +490,11 @@ impl Queue {
         }
     }
 
-    /// Descriptor that is readable while frames are pending in the source.
+    /// Descriptor that is readable once frames are pending in the source. `None` after a poll that left some there: the CPU
+    /// would not sleep beside it.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.source.as_ref().filter(|_| !self.source_ended)?.descriptor()
+        let is_awaited = !self.source_ended && !self.was_refused;
+        self.source.as_ref().filter(|_| is_awaited)?.descriptor()
     }
 
     /// True if the source has packets to transmit.

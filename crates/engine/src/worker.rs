@@ -132,6 +132,14 @@ impl<H: Handler> Worker<H> {
         }
     }
 
+    /// Records time that the application took, on the thread of this CPU, for packets delivered there.
+    pub(super) fn add_application_work(&self, ns: u64) {
+        self.shared.add_busy(self.index, ns);
+        if self.policies.need_delivery_time() {
+            self.shared.add_delivering(self.index, ns);
+        }
+    }
+
     /// Applies changes and sets the budget of this turn.
     pub(super) fn begin_turn(&mut self, now_ns: u64) {
         self.follow_changes();
@@ -166,12 +174,13 @@ impl<H: Handler> Worker<H> {
             if granted == 0 {
                 // Queues that got no budget go first in the next turn.
                 (self.first_queue, self.has_polled_all) = (at, false);
-                self.budget.squeeze_if(queue.was_busy());
+                self.budget.squeeze_if(queue.received() > 0);
                 return activity.and(Activity::Worked(0));
             }
             let turned = queue.turn(granted, &self.shared);
             self.now_ns = queue.now_ns().max(self.now_ns);
-            if let Activity::Worked(frames) = turned {
+            let frames = queue.received();
+            if frames > 0 {
                 self.budget.spend(frames);
                 self.shared.add_polled(self.index, frames);
                 self.budget.squeeze_if(granted < wanted && frames == granted);
@@ -376,7 +385,7 @@ impl<H: Handler> Worker<H> {
         self.queues.iter().any(|queue| queue.descriptor().is_some())
     }
 
-    /// Descriptors that are readable while frames are pending for this CPU.
+    /// Descriptors that are readable once frames are pending for this CPU.
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.queues.iter().filter_map(Queue::descriptor).collect()
     }

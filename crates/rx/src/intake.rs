@@ -250,6 +250,12 @@ impl Intake {
         self.steering.held()
     }
 
+    /// True if packets are held, or a fence stands: an empty turn may bring them on.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.steering.is_waiting()
+    }
+
     /// Number of packets of one slot that can be held at once.
     #[must_use]
     pub fn hold_share(&self) -> usize {

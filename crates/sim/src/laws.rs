@@ -62,7 +62,7 @@ pub(crate) struct Laws {
     pub(crate) first: Option<(Law, String)>,
     /// Digest of all deliveries: frame, time and CPU.
     pub(crate) digest: u64,
-    /// Length of each backlog at the previous step.
+    /// Length of each backlog at the previous check.
     backlogs_before: Vec<u64>,
 }
 

@@ -242,9 +242,7 @@ impl SimMachine for PathMachine {
 
     fn waits_until_ns(&self, queue: RxQueue) -> Option<u64> {
         let SimQueue { intake, changed, .. } = self.queue(queue);
-        // A turn also lifts a fence, whether or not packets are held behind it.
-        let waits = *changed || intake.held() > 0 || intake.place_of(FlowHash::NONE).has_fence;
-        if waits { Some(0) } else { intake.next_timeout_ns() }
+        if *changed || intake.is_waiting() { Some(0) } else { intake.next_timeout_ns() }
     }
 
     fn take(&mut self, cpu: CpuId, now: Now) -> usize {

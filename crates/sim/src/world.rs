@@ -237,8 +237,7 @@ impl<M: SimMachine> World<M> {
         while self.step() {
             self.steps += 1;
             if self.steps.is_multiple_of(check_one_in) {
-                self.machine.census(&mut self.census);
-                self.laws.check(&self.census);
+                self.check();
             }
             if self.steps > steps_max {
                 let census = &self.census;
@@ -251,6 +250,13 @@ impl<M: SimMachine> World<M> {
         self.machine.census(&mut self.census);
         self.laws.check_rest(&self.census);
         self.machine.check_rest(&mut self.laws);
+    }
+
+    /// Checks the laws that hold at any time. The limit of the backlogs changes right after a check: those that it finds
+    /// longer than the next limit may stay so.
+    fn check(&mut self) {
+        self.machine.census(&mut self.census);
+        self.laws.check(&self.census);
     }
 
     /// Executes the next event; `false` if there is none.

@@ -66,6 +66,7 @@ impl<M: SimMachine> World<M> {
             }
             Action::MaxBacklog(limits) => {
                 let change = SimChange::MaxBacklog(self.one_of(limits));
+                self.check();
                 self.change(&change);
             }
             Action::HashKey => {
@@ -226,5 +227,31 @@ impl<M: SimMachine> World<M> {
     fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
         let index = self.chance.below(from.len() as u64);
         from[usize::try_from(index).unwrap_or(0)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::census::Census;
+    use crate::laws::Law;
+    use crate::path_machine::PathMachine;
+    use crate::rules::Rules;
+    use crate::scenario::{Overrides, Situation};
+
+    #[test]
+    fn promise_3_lowered_limit_spares_full_backlogs() {
+        let (rules, overrides) = (Rules::Forebay, Overrides::default());
+        let mut world = World::<PathMachine>::new(rules, Situation::Elephant, 1, overrides);
+        // As between two looks at the backlogs.
+        let mut census = Census::default();
+        while census.backlogs.iter().all(|backlog| backlog.packets < 8) {
+            assert!(world.step(), "no backlog fills");
+            world.machine.census(&mut census);
+        }
+        world.act(Action::MaxBacklog(&[1]));
+        world.machine.census(&mut census);
+        world.laws.check(&census);
+        assert_eq!(world.laws.broken(Law::Bounds), 0, "{:?}", world.laws.first);
     }
 }
