@@ -43,6 +43,8 @@ pub struct CpuThread<H: Handler> {
     deferral: Deferral,
     /// Time at which the next turn begins, or the last pause or the application's work began.
     turn_ns: u64,
+    /// True if the application was told of something after a turn that worked, and has not come back.
+    has_given: bool,
     /// True once no packet can arrive any more, or this thread must end.
     is_over: bool,
 }
@@ -83,6 +85,7 @@ impl<H: Handler> CpuThread<H> {
             idle,
             deferral: Deferral::default(),
             turn_ns: 0,
+            has_given: false,
             is_over: false,
         }
     }
@@ -161,6 +164,7 @@ impl<H: Handler> CpuThread<H> {
         while !self.is_over {
             let activity = self.turn();
             if is_ready() {
+                self.has_given = matches!(activity, Activity::Worked(_));
                 return true;
             }
             if !self.is_over && !self.release_answered(&mut has_answered) {
@@ -179,12 +183,15 @@ impl<H: Handler> CpuThread<H> {
     }
 
     /// Begins turns anew after the application had the thread. Its time is no turn's. Until it comes back for more, it works
-    /// on the packets that it was given, which counts as delivery, even if it sleeps meanwhile: nobody else can deliver
-    /// here. With all packets processed before, it does something else.
+    /// on the packets that it was given, even if it sleeps meanwhile: nobody else can deliver here. With packets of this CPU
+    /// among them that counts as delivery. If it was given none, it does something else.
     fn end_application_work(&mut self) {
         let began_ns = std::mem::replace(&mut self.turn_ns, self.shared.clock.now_ns());
-        if self.worker.delivery.has_unreleased() {
-            self.worker.add_application_work(self.turn_ns.saturating_sub(began_ns));
+        self.idle.forget_pause();
+        let is_delivery = self.worker.delivery.has_unreleased();
+        if std::mem::take(&mut self.has_given) || is_delivery {
+            let ns = self.turn_ns.saturating_sub(began_ns);
+            self.worker.add_application_work(ns, is_delivery);
         }
     }
 

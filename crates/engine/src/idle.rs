@@ -67,6 +67,11 @@ impl Idle {
         }
     }
 
+    /// Forgets the pause, if there is one: its end was not seen.
+    pub(super) fn forget_pause(&mut self) {
+        self.since_ns = None;
+    }
+
     /// Checks from time to time whether other programs want the CPU. `preemptions` returns how
     /// often the calling thread has been preempted.
     pub(super) fn look(&mut self, now_ns: u64, preemptions: impl FnOnce() -> u64) {

@@ -133,9 +133,9 @@ impl<H: Handler> Worker<H> {
     }
 
     /// Records time that the application took, on the thread of this CPU, for packets delivered there.
-    pub(super) fn add_application_work(&self, ns: u64) {
+    pub(super) fn add_application_work(&self, ns: u64, is_delivery: bool) {
         self.shared.add_busy(self.index, ns);
-        if self.policies.need_delivery_time() {
+        if is_delivery && self.policies.need_delivery_time() {
             self.shared.add_delivering(self.index, ns);
         }
     }

@@ -48,6 +48,9 @@ const MTU_LOOK_NS: u64 = 1_000_000_000;
 /// Interval of collecting completions while the queue is idle.
 const COMPLETION_NS: u64 = 1_000_000;
 
+/// Interval of polls while frames are missing from the fill ring.
+const STARVED_LOOK_NS: u64 = 50_000;
+
 /// Drivers whose packets come from sockets of this machine, or of its host.
 const VIRTUAL_DRIVERS: [&str; 4] = ["veth", "tun", "virtio_net", "bridge"];
 
@@ -377,8 +380,13 @@ impl Source for XdpSource {
         let is_empty = received == 0 && rest != RestOfPacket::More;
         self.look(is_empty, ask.now_ns.saturating_sub(polled_ns), burst)?;
         Ok(match rest {
-            // A starved queue waits for frames to return to the pool, and no event announces that.
-            RestOfPacket::More | RestOfPacket::Starved => Polled::Ready,
+            // Pieces of a packet alone: the rest of it can be taken at once.
+            RestOfPacket::More if burst.is_empty() => Polled::BehindUntil { now_ns: ask.now_ns },
+            RestOfPacket::More => Polled::Ready,
+            // It waits for frames to return to the pool, and no event announces that.
+            RestOfPacket::Starved => {
+                Polled::BehindUntil { now_ns: ask.now_ns.saturating_add(STARVED_LOOK_NS) }
+            }
             RestOfPacket::Sending => {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) }
             }

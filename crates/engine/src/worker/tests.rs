@@ -229,6 +229,23 @@ fn rps_s1_inline_work_counts_as_delivery() {
 }
 
 #[test]
+fn rps_s1_others_datagrams_are_work() {
+    let worker = worker(&one_cpu(), Single(Some(Sparse(0))), Idler);
+    let (clock, shared) = (worker.shared.clock.clone(), Arc::clone(&worker.shared));
+    let mut cpu = CpuThread::new(Box::new(worker), None);
+    let pass = |ms: u64| clock.advance_to(clock.now_ns() + ms * 1_000_000);
+    assert!(cpu.turn_until(|| true));
+    cpu.worker().delivery.release(); // as if another CPU had delivered it
+    pass(5);
+    assert!(cpu.turn_until(|| true));
+    let times = |load: CpuLoad| (load.busy_ns / 1_000_000, load.delivering_ns / 1_000_000);
+    assert_eq!(times(load_of(&shared)), (5, 0));
+    pass(7); // nothing was received
+    assert!(cpu.turn_until(|| true));
+    assert_eq!(times(load_of(&shared)), (5, 0));
+}
+
+#[test]
 fn rps_s1_sent_packets_are_not_polled() {
     let mut config = one_cpu();
     config.limits.netdev_budget = 6;
