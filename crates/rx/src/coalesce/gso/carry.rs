@@ -8,7 +8,7 @@ use forebay_buf::Frame;
 use super::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr,
 };
-use crate::coalesce::candidate::are_options;
+use crate::coalesce::candidate::are_shared;
 use crate::coalesce::header::HeaderBytes;
 use crate::coalesce::wire::IPV6_BYTES;
 use crate::packet::Packet;
@@ -248,7 +248,7 @@ fn can_be_cut(frame: &Frame, headers: &Headers) -> bool {
             protocol == headers.protocol && judge(Sum::of(header)) == Checksum::Good
         }
         (Ipv6, &[_, _, _, _, _, _, next, ..]) => {
-            header.get(IPV6_BYTES..).is_some_and(|options| are_options(next, options))
+            header.get(IPV6_BYTES..).is_some_and(|extensions| are_shared(next, extensions))
         }
         _ => false,
     };

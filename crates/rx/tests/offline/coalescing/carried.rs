@@ -12,6 +12,7 @@ use proptest::sample::{Index, select};
 
 use crate::coalescing::device::shapes_and_more;
 use crate::coalescing::frames::{AFTER_IPV4, IP, Segment, Wire, tcp, udp};
+use crate::coalescing::refused::routed;
 use crate::coalescing::rig::{pool, received};
 
 const FIELD: usize = AFTER_IPV4 + 16;
@@ -211,10 +212,6 @@ fn promise_5_impossible_gso_frame_is_refused() {
         let flags = wire.vnet.unwrap().flags & !NEEDS_CSUM;
         Wire { vnet: wire.vnet.map(|vnet| VirtioNetHdr { flags, ..vnet }), ..wire }
     };
-    let routed = tcp().with(|it| {
-        it.is_v6 = true;
-        it.extensions = crate::coalescing::refused::routed();
-    });
     let tiny = tcp().sized(usize::from(GSO_SEGMENTS_MAX) + 1).wire().partial(1);
     let wire = right(&tcp());
     for (lie, name, wire) in [
@@ -226,11 +223,16 @@ fn promise_5_impossible_gso_frame_is_refused() {
         (InvalidVnetHeader::Headers, "a wrong IP checksum", wire.clone().edit(IP + 10, &[1, 2])),
         (InvalidVnetHeader::Headers, "not IP", wire.clone().edit(IP - 2, &[8, 6])),
         (InvalidVnetHeader::Headers, "no transport", wire.clone().edit(IP + 9, &[4])),
-        (InvalidVnetHeader::Headers, "a routing header", right(&routed)),
+        (InvalidVnetHeader::Headers, "segments left", right(&on_the_way())),
         (InvalidVnetHeader::Size, "too many segments", tiny),
     ] {
         check_lie(&wire, lie, name);
     }
+}
+
+/// Segment behind a routing header that is not at its end.
+fn on_the_way() -> Segment {
+    tcp().with(|it| (it.is_v6, it.extensions) = (true, routed(1)))
 }
 
 #[test]
