@@ -171,8 +171,8 @@ impl VirtioNetHdr {
         let is_place = (self.csum_start, self.csum_offset)
             == (headers.transport_offset, csum_offset(headers.transport).unwrap_or(0));
         // TCP is accepted without, as in the kernel: each segment was verified before it was
-        // merged.
-        let may_be_complete = headers.transport == Tcp;
+        // merged. So was each datagram of a list that the kernel merged, and it says so.
+        let may_be_complete = headers.transport == Tcp || self.flags & DATA_VALID != 0;
         // The value of the field is ignored, as in the kernel: not every sender writes the pseudo
         // header's sum, and the field is set anew in any case.
         if is_partial && !is_place || !is_partial && !may_be_complete {

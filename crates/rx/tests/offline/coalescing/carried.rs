@@ -235,6 +235,25 @@ fn on_the_way() -> Segment {
     tcp().with(|it| (it.is_v6, it.extensions) = (true, routed(1)))
 }
 
+/// Datagrams that the kernel has merged as a list: each was verified, and no checksum is left to
+/// a device.
+#[test]
+fn verified_udp_list_is_cut() {
+    for shape in [udp(), udp().with(|it| it.is_v6 = true)] {
+        let whole = right(&shape);
+        let listed = VirtioNetHdr {
+            flags: DATA_VALID,
+            csum_start: 0,
+            csum_offset: 0,
+            ..whole.vnet.unwrap()
+        };
+        let mut packet = filled(&shape.sized(3000).wire(), Verify::Checksums);
+        listed.carry_into(&mut packet).unwrap();
+        assert_eq!((packet.frame.data(), packet.gso_size()), (&*whole.bytes, 100));
+        assert_eq!(judged(&mut packet), Checksum::Good);
+    }
+}
+
 #[test]
 fn gso_checksum_field_is_reset() {
     let wire = right(&tcp());
