@@ -17,7 +17,9 @@ use crate::parse::Transport::{Icmp, Other, Tcp, Tunnel, Udp};
 use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
 use crate::parse::pull::{Reach, parse_pulling, pull_to};
-use crate::parse::{Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Verify, is_plain, parse};
+use crate::parse::{
+    Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Network, Verify, is_plain, parse,
+};
 
 const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
 const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
@@ -85,7 +87,8 @@ impl VirtioNetHdr {
     /// holds the pseudo header's sum, and it counts as verified, because it has no full sum yet. If
     /// `gso_size` leaves one segment, there is nothing to segment, as in the kernel's
     /// `virtio_net_hdr_to_skb`. A packet to be segmented inside a tunnel stays one large packet
-    /// here, and its inner and outer checksums are completed.
+    /// here, and its inner and outer checksums are completed. So does one behind a link header that
+    /// is not known, with one checksum.
     ///
     /// # Errors
     /// If the header contradicts the frame. No byte of the frame is changed then, and the packet
@@ -182,16 +185,16 @@ impl VirtioNetHdr {
         Ok(if is_cut { CarriedShape::Whole(headers) } else { CarriedShape::Segment })
     }
 
-    /// True if the checksum is behind the headers of a tunnel: another IP header is in between. The
-    /// header itself has no field that marks tunnels.
+    /// True if the checksum is behind the headers of a tunnel, or behind a link header that is not
+    /// known: another IP header is in between. The header itself has no field that marks tunnels.
     fn tells_of_inner(self, headers: &Headers) -> bool {
-        let outer_end = match headers.transport {
-            Tcp | Icmp | Tunnel => return false,
-            Udp => headers.payload_offset,
-            Other => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
+        let outer_end = match (headers.network, headers.transport) {
+            (_, Tcp | Icmp | Tunnel) => return false,
+            (Network::Other, _) => u16::from(headers.network_offset),
+            (_, Udp) => headers.payload_offset,
+            (_, Other) => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
         };
         self.flags & NEEDS_CSUM != 0
-            && matches!(headers.network, Ipv4 | Ipv6)
             && headers.flaw.is_none()
             && headers.fragment == Fragment::Whole
             && self.csum_start >= outer_end + NETWORK_BYTES_MIN
