@@ -88,7 +88,7 @@ impl VirtioNetHdr {
     /// `gso_size` leaves one segment, there is nothing to segment, as in the kernel's
     /// `virtio_net_hdr_to_skb`. A packet to be segmented inside a tunnel stays one large packet
     /// here, and its inner and outer checksums are completed. So does one behind a link header that
-    /// is not known, with one checksum.
+    /// is not known, and TCP with headers that could differ by segment, with one checksum.
     ///
     /// # Errors
     /// If the header contradicts the frame. No byte of the frame is changed then, and the packet
@@ -164,13 +164,16 @@ impl VirtioNetHdr {
         if self.tells_of_inner(&headers) {
             return Ok(CarriedShape::Tunnel(headers));
         }
-        if !is_kind(&headers) || !can_be_cut(&packet.frame, &headers) {
+        let is_partial = self.flags & NEEDS_CSUM != 0;
+        let can_be_cut = can_be_cut(&packet.frame, &headers);
+        // Datagrams in one would be another datagram.
+        let can_stay = can_be_cut || is_partial && headers.transport == Tcp;
+        if !is_kind(&headers) || !is_sound(&packet.frame, &headers) || !can_stay {
             return Err(InvalidVnetHeader::Headers);
         }
         if headers.payload_len.div_ceil(self.gso_size) > GSO_SEGMENTS_MAX {
             return Err(InvalidVnetHeader::Size);
         }
-        let is_partial = self.flags & NEEDS_CSUM != 0;
         let is_place = (self.csum_start, self.csum_offset)
             == (headers.transport_offset, csum_offset(headers.transport).unwrap_or(0));
         // TCP is accepted without, as in the kernel: each segment was verified before it was
@@ -181,7 +184,7 @@ impl VirtioNetHdr {
         if is_partial && !is_place || !is_partial && !may_be_complete {
             return Err(InvalidVnetHeader::Checksum);
         }
-        let is_cut = headers.payload_len > self.gso_size;
+        let is_cut = can_be_cut && headers.payload_len > self.gso_size;
         Ok(if is_cut { CarriedShape::Whole(headers) } else { CarriedShape::Segment })
     }
 
@@ -236,29 +239,38 @@ fn complete_outer(headers: &Headers, packet: &mut Packet) {
     }
 }
 
-/// True if the headers suit segments of any length, and the last segment ends where the frame does.
-/// Accepts the kinds that are [merged](crate::coalesce) here, and IPv4 options.
+/// True if the headers do not contradict each other, and the packet ends where the frame does.
+fn is_sound(frame: &Frame, headers: &Headers) -> bool {
+    let place = headers.network_offset.into()..headers.transport_offset.into();
+    let is_sound_network = match (headers.network, frame.data().get(place)) {
+        (Ipv4, Some(header @ &[_, _, _, _, _, _, _, _, _, protocol, ..])) => {
+            protocol == headers.protocol && judge(Sum::of(header)) == Checksum::Good
+        }
+        (Ipv6, Some(_)) => true,
+        _ => false,
+    };
+    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
+    is_sound_network
+        && headers.flaw.is_none()
+        && headers.fragment == Fragment::Whole
+        && end == frame.total_len_bytes() as usize
+}
+
+/// True if the headers suit segments of any length: those of the kinds that are
+/// [merged](crate::coalesce) here, and IPv4 options.
 fn can_be_cut(frame: &Frame, headers: &Headers) -> bool {
     let bytes = frame.data();
-    let (network, transport) =
-        (usize::from(headers.network_offset), usize::from(headers.transport_offset));
-    let (Some(link_header), Some(header)) = (bytes.get(..network), bytes.get(network..transport))
+    let network = usize::from(headers.network_offset);
+    let (Some(link_header), Some(header)) =
+        (bytes.get(..network), bytes.get(network..headers.transport_offset.into()))
     else {
         return false;
     };
     let is_plain_network = match (headers.network, header) {
-        (Ipv4, &[_, _, _, _, _, _, _, _, _, protocol, ..]) => {
-            protocol == headers.protocol && judge(Sum::of(header)) == Checksum::Good
-        }
         (Ipv6, &[_, _, _, _, _, _, next, ..]) => {
             header.get(IPV6_BYTES..).is_some_and(|extensions| are_shared(next, extensions))
         }
-        _ => false,
+        _ => true,
     };
-    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
-    is_plain(link_header)
-        && is_plain_network
-        && headers.flaw.is_none()
-        && headers.fragment == Fragment::Whole
-        && end == frame.total_len_bytes() as usize
+    is_plain(link_header) && is_plain_network
 }

@@ -212,6 +212,7 @@ fn promise_5_impossible_gso_frame_is_refused() {
         let flags = wire.vnet.unwrap().flags & !NEEDS_CSUM;
         Wire { vnet: wire.vnet.map(|vnet| VirtioNetHdr { flags, ..vnet }), ..wire }
     };
+    let datagrams_on_the_way = Segment { is_udp: true, ..on_the_way() };
     let arp = right(&tcp()).edit(IP - 2, &[8, 6]);
     let mut early = arp.clone();
     early.vnet.as_mut().unwrap().csum_start -= 2;
@@ -227,7 +228,8 @@ fn promise_5_impossible_gso_frame_is_refused() {
         (InvalidVnetHeader::Headers, "neither IP nor a checksum", without(arp)),
         (InvalidVnetHeader::Headers, "not IP, a checksum without room for IP", early),
         (InvalidVnetHeader::Headers, "no transport", wire.clone().edit(IP + 9, &[4])),
-        (InvalidVnetHeader::Headers, "segments left", right(&on_the_way())),
+        (InvalidVnetHeader::Headers, "segments left, no checksum", without(right(&on_the_way()))),
+        (InvalidVnetHeader::Headers, "segments left of datagrams", right(&datagrams_on_the_way)),
         (InvalidVnetHeader::Size, "too many segments", tiny),
     ] {
         check_lie(&wire, lie, name);
@@ -237,6 +239,13 @@ fn promise_5_impossible_gso_frame_is_refused() {
 /// Segment behind a routing header that is not at its end.
 fn on_the_way() -> Segment {
     tcp().with(|it| (it.is_v6, it.extensions) = (true, routed(1)))
+}
+
+#[test]
+fn uncuttable_gso_packet_stays_whole() {
+    let routed = [right(&on_the_way()), on_the_way().sized(3000).wire()];
+    check_uncut("segments left", &routed);
+    check_uncut("a tag that is none for all", &behind(&[0x91, 0, 0, 5, 8, 0]));
 }
 
 #[test]
