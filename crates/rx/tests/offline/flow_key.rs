@@ -264,11 +264,11 @@ fn flk_8_surplus_bytes_are_no_payload() {
     assert_eq!(Told::of(&empty, "inner").rule, KeyRule::Addresses);
     // A datagram that ends before the IP packet does.
     let vxlan = [&[8, 0, 0, 0, 0, 0, 7, 0][..], &ethernet(0x0800, &inner_packet(PORTS))].concat();
-    for (len, rule) in [(8, KeyRule::Outer), (3, KeyRule::Outer), (16, KeyRule::Outer)] {
+    for len in [0, 3, 8, 16] {
         let mut datagram = udp([30_000, 4789], &vxlan);
         datagram[4..6].copy_from_slice(&u16::to_be_bytes(len));
         let told = Told::of(&ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &datagram)), "inner");
-        assert_eq!(told.rule, rule, "{len}");
+        assert_eq!(told.rule, KeyRule::Outer, "{len}");
     }
 }
 
