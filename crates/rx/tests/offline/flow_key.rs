@@ -272,6 +272,34 @@ fn flk_8_surplus_bytes_are_no_payload() {
     }
 }
 
+#[test]
+fn flk_8_jumbograms_length_is_its_option() {
+    let inner = inner_packet(PORTS);
+    let [exact, short] = [8 + inner.len(), 8].map(|len| u32::try_from(len).unwrap().to_be_bytes());
+    let of = |options: &[u8]| {
+        let mut frame = ethernet(0x86dd, &ipv6(0, &[&[4, 0], options, &inner].concat()));
+        frame[14 + 4..14 + 6].fill(0);
+        Told::of(&frame, "inner").rule
+    };
+    for (options, rule) in [
+        ([&[0xc2, 4][..], &exact].concat(), KeyRule::Inner),
+        ([&[0xc2, 4][..], &short].concat(), KeyRule::Addresses),
+        (vec![1, 4, 0, 0, 0, 0], KeyRule::Addresses),
+        (vec![0; 6], KeyRule::Addresses),
+        (vec![0xc2, 3, 0, 0, 1, 0], KeyRule::Addresses),
+        (vec![0, 0, 0, 0, 0xc2, 4], KeyRule::Addresses),
+    ] {
+        assert_eq!(of(&options), rule, "{options:02x?}");
+    }
+    // A datagram with a length of 0, which is longer than its field can say.
+    let vxlan = [&[8, 0, 0, 0, 0, 0, 7, 0][..], &ethernet(0x0800, &inner), &[0; 1 << 16]].concat();
+    let datagram = [&[0, 9, 0x12, 0xb5, 0, 0, 0, 0][..], &vxlan].concat();
+    let len = u32::try_from(8 + datagram.len()).unwrap().to_be_bytes();
+    let mut jumbogram = ethernet(0x86dd, &ipv6(0, &[]));
+    jumbogram.extend([&[17, 0, 0xc2, 4], &len[..], &datagram].concat());
+    assert_eq!(Told::of(&jumbogram, "inner").rule, KeyRule::Inner);
+}
+
 /// Frame around a packet.
 type Around<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
 
