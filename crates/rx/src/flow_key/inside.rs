@@ -256,6 +256,7 @@ fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a
                 (KeyDepth::Inner, ETHERTYPE_ERSPAN_III) => {
                     (NextHeader::Ethernet, erspan_iii(rest.behind(len)?)?)
                 }
+                (KeyDepth::Inner, ETHERTYPE_PPP) => (NextHeader::Ppp, 0),
                 _ => (NextHeader::of_tunnelled(protocol, depth)?, 0),
             };
             (next, len + header)

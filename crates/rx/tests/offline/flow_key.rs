@@ -489,6 +489,7 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
         ("gre all", gre(&[&[0xb0, 0, 8, 0][..], &[1; 12]].concat(), inner), "ipv4.gre"),
         ("nvgre", gre(&[0x20, 0, 0x65, 0x58, 0, 0, 7, 0], &bridged), "ipv4.nvgre"),
         ("pptp", gre(&[&[0x30, 0x81, 0x88, 0x0b][..], &[0; 12]].concat(), &ppp), "ipv4.gre"),
+        ("ppp", gre(&[0x20, 0, 0x88, 0x0b, 0, 0, 0, 7], &ppp), "ipv4.gre"),
         ("pppoe", ethernet(0x8864, &pppoe), "pppoe"),
         ("vxlan", over_udp(4789, &[8, 0, 0, 0, 0, 0, 7, 0], &bridged), "ipv4.udp.vxlan"),
         ("vxlan linux", over_udp(8472, &[8, 0, 0, 0, 0, 0, 7, 0], &bridged), "ipv4.udp.vxlan"),
