@@ -89,6 +89,21 @@ fn flk_4_encapsulation_without_end_is_bounded() {
 }
 
 #[test]
+fn flk_4_pseudowires_without_end_are_bounded() {
+    let labels = [0, 2, 1, 64];
+    for control_word in [&[0; 4][..], &[]] {
+        let mut frame = ethernet(0x0800, &inner_packet(PORTS));
+        for depth in 1..40 {
+            frame = ethernet(0x8847, &[&labels[..], control_word, &frame].concat());
+            let told = Told::of(&frame, "inner");
+            assert!(told.layers.split('.').count() <= LAYERS_MAX, "{depth}: {}", told.layers);
+            let expected = if depth <= 4 { KeyRule::Inner } else { KeyRule::None };
+            assert_eq!(told.rule, expected, "{depth}: {told:?}");
+        }
+    }
+}
+
+#[test]
 fn flk_4_ports_beyond_the_walk_count() {
     for (next, transport) in [(6, tcp([1000, 2000])), (17, udp([1000, 2000], b"x"))] {
         let options = [&[next, 62][..], &[1, 240], &[0; 500]].concat();
@@ -314,7 +329,12 @@ fn flk_2_inner_flow_tells_at_any_size() {
         let gtpu = [&[0x30, 255][..], &len, &[0, 0, 0, 7], packet].concat();
         ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &udp([2152, 2152], &gtpu)))
     };
-    let tunnels: [(&str, Around<'_>); 6] = [
+    let pppoe = |packet: &[u8]| {
+        let len = u16::try_from(packet.len() + 2).unwrap().to_be_bytes();
+        let protocol = if packet[0] >> 4 == 4 { 0x21 } else { 0x57 };
+        ethernet(0x8864, &[&[0x11, 0, 0, 9][..], &len, &[0, protocol], packet].concat())
+    };
+    let tunnels: [(&str, Around<'_>); 8] = [
         ("mpls", &|packet| ethernet(0x8847, &[&labels[..], packet].concat())),
         ("mpls over ip", &|packet| {
             ethernet(0x0800, &ipv4([1; 4], [2; 4], 137, &[&labels[..], packet].concat()))
@@ -323,6 +343,11 @@ fn flk_2_inner_flow_tells_at_any_size() {
             ethernet(0x8847, &[&labels[..], &[0; 4], &bridged(packet)].concat())
         }),
         ("bridged", &|packet| ethernet(0x8847, &[&labels[..], &bridged(packet)].concat())),
+        ("bridged pppoe", &|packet| ethernet(0x8847, &[&labels[..], &pppoe(packet)].concat())),
+        ("labels in a pseudowire", &|packet| {
+            let inner = ethernet(0x8847, &[&labels[..], packet].concat());
+            ethernet(0x8847, &[&labels[..], &[0; 4], &inner].concat())
+        }),
         ("gtpu", &over_gtpu),
         ("bridged gtpu", &|packet| over_gtpu(&bridged(packet))),
     ];
@@ -470,6 +495,10 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
     let ppp = [&[0, 0x21][..], inner].concat();
     let labels = [&[0, 1, 0, 64, 0, 2, 1, 64][..], inner].concat();
     let pseudowire = [&[0, 2, 1, 64, 0, 0, 0, 0][..], &bridged].concat();
+    let wire = |ethertype, behind: &[u8]| {
+        let frame = ethernet(ethertype, behind);
+        ethernet(0x8847, &[&[0, 2, 1, 64, 0, 0, 0, 0][..], &frame].concat())
+    };
     let nsh = [&[0, 6, 1, 1][..], &[0; 20], inner].concat();
     let pppoe_len = u16::try_from(ppp.len()).unwrap().to_be_bytes();
     let pppoe = [&[0x11, 0, 0, 9][..], &pppoe_len, &ppp].concat();
@@ -518,6 +547,9 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
         ("mpls over ip", over_ip(137, &labels), "ipv4.mpls"),
         ("mpls over udp", over_udp(6635, &[], &labels), "ipv4.udp.mpls"),
         ("pseudowire", ethernet(0x8847, &pseudowire), "mpls"),
+        ("pppoe in a pseudowire", wire(0x8864, &pppoe), "mpls.pppoe"),
+        ("labels in a pseudowire", wire(0x8847, &labels), "mpls.mpls"),
+        ("pseudowires", wire(0x8848, &pseudowire), "mpls.mpls"),
         ("nsh", ethernet(0x894f, &nsh), "nsh"),
         ("l2tpv2", over_udp(1701, &[0, 2, 0, 1, 0, 2, 0xff, 3], &ppp), "ipv4.udp"),
         ("l2tpv2 all", over_udp(1701, &l2tp, &ppp), "ipv4.udp"),
