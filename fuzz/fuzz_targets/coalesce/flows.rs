@@ -141,7 +141,7 @@ impl Flow {
     fn tunnel(&self) -> Tunnel {
         match self.number >> 5 {
             1 => Tunnel::Ipip,
-            2 => Tunnel::Gre6,
+            2 => Tunnel::Gre6 { is_routed: self.is_rich() },
             3 => Tunnel::Vxlan { is_summed: false },
             4 => Tunnel::Vxlan { is_summed: true },
             5 => Tunnel::Pppoe,

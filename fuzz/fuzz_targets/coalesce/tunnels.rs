@@ -9,8 +9,11 @@ use crate::flows::Change;
 pub(crate) enum Tunnel {
     Nothing,
     Ipip,
-    /// GRE with a key and a checksum, over IPv6.
-    Gre6,
+    /// GRE with a key and a checksum, over IPv6, which may have a routing header without segments
+    /// left.
+    Gre6 {
+        is_routed: bool,
+    },
     Vxlan {
         is_summed: bool,
     },
@@ -33,12 +36,15 @@ impl Tunnel {
         let (outside, around): ([u8; 2], Vec<u8>) = match self {
             Self::Nothing => return bytes.to_vec(),
             Self::Ipip => ([8, 0], ipv4(ip, id, packet, change)),
-            Self::Gre6 => {
+            Self::Gre6 { is_routed } => {
                 let head = [0xa0, 0, ethertype[0], ethertype[1], 0, 0, 0, 0, 0, 0, 0, 9];
                 let mut gre = [&head, packet].concat();
                 let sum = !Sum::of(&gre).fold();
                 gre[4..6].copy_from_slice(&sum.to_be_bytes());
-                ([0x86, 0xdd], ipv6(47, &gre, change))
+                let routing = [&[47, 2, 4, 0, 0, 0, 0, 0], &[0xfe; 16][..], &gre].concat();
+                let outside =
+                    if is_routed { ipv6(43, &routing, change) } else { ipv6(47, &gre, change) };
+                ([0x86, 0xdd], outside)
             }
             Self::Vxlan { is_summed } => {
                 let inner = [&[2; 12], &ethertype[..], packet].concat();

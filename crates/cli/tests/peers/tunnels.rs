@@ -130,7 +130,7 @@ fn draw(random: &mut Random) -> Frame {
     for _ in 0..random.below(DEPTH_MAX + 1) {
         inner = tunnel(random, &inner);
     }
-    let mut bytes = match random.below(8) {
+    let mut bytes = match random.below(10) {
         0 => {
             let labels = [&[0, 1, 0, 64, 0, 2, 1, 64][..], &inner.bytes].concat();
             [&[2; 12][..], &[0x88, 0x47], &labels].concat()
@@ -141,6 +141,12 @@ fn draw(random: &mut Random) -> Frame {
             [head, ppp].concat()
         }
         2 => {
+            let ppp = inner.ppp();
+            let head = [&[0x88, 0x64, 0x11, 0, 0, 9][..], &len(ppp.len())].concat();
+            pseudowire(&[head, ppp].concat())
+        }
+        3 => pseudowire(&[&[0x88, 0x47, 0, 3, 1, 64][..], &inner.bytes].concat()),
+        4 => {
             let vlan = [0x81, 0, 0, 5];
             [&[2; 12][..], &vlan, &inner.ethertype(), &inner.bytes].concat()
         }
@@ -152,12 +158,18 @@ fn draw(random: &mut Random) -> Frame {
     Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
 }
 
+/// Frame in a pseudowire, from its EtherType on.
+fn pseudowire(rest: &[u8]) -> Vec<u8> {
+    let head = [&[2; 12][..], &[0x88, 0x47, 0, 2, 1, 64, 0, 0, 0, 0]].concat();
+    [&head[..], &[2; 12], rest].concat()
+}
+
 fn tunnel(random: &mut Random, inner: &Inner) -> Inner {
     let Inner { is_v6, bytes } = inner;
     let bridged = inner.ethernet();
     let udp_from = 40_000 + number(random, 9_000);
     let over = |port, parts: &[&[u8]]| (17, udp([udp_from, port], &parts.concat()));
-    let (protocol, payload) = match random.below(14) {
+    let (protocol, payload) = match random.below(15) {
         0 => (if *is_v6 { 41 } else { 4 }, bytes.clone()),
         1 => (47, [&[0, 0][..], &inner.ethertype(), bytes].concat()),
         2 => (47, [&[0x30, 0][..], &inner.ethertype(), &[9; 8], bytes].concat()),
@@ -195,6 +207,7 @@ fn tunnel(random: &mut Random, inner: &Inner) -> Inner {
             let rest = len(bytes.len() + extension.len());
             over(2152, &[&[0x36, 255], &rest, &[0, 0, 0, 7], &extension, bytes])
         }
+        13 => (47, [&[0, 0, 0x88, 0x0b][..], &inner.ppp()].concat()),
         _ => over(2152, &[&[0x30, 255], &len(bytes.len()), &[0, 0, 0, 7], bytes]),
     };
     ip(random, protocol, &payload)

@@ -10,7 +10,7 @@ use super::wire::{
 };
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
-use crate::parse::extension::{DESTINATION_OPTIONS, ExtensionWalk, HOP_BY_HOP};
+use crate::parse::extension::{DESTINATION_OPTIONS, ExtensionWalk, HOP_BY_HOP, ROUTING};
 use crate::parse::{Checksum, Fragment, Network, Transport, is_plain};
 
 const RESERVED_BIT: u8 = 0x80;
@@ -120,22 +120,38 @@ pub(super) fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, MergeRefusal> 
     let is_jumbogram = [header[4], header[5]] == [0; 2];
     let options = rest.get(IPV6_BYTES..network_len).ok_or(MergeRefusal::Flaw)?;
     // A merged packet has 16 bits of length, and other extension headers may differ by segment.
-    if is_jumbogram || !are_options(header[6], options) {
+    if is_jumbogram || !are_shared(header[6], options) {
         return Err(MergeRefusal::Extension);
     }
     Ok(header[0] << 4 | header[1] >> 4)
 }
 
-/// True if all extension headers are options, which all segments of a flow can share.
-pub(super) fn are_options(next: u8, bytes: &[u8]) -> bool {
+/// True if all segments of a flow can share all these extension headers.
+pub(super) fn are_shared(next: u8, bytes: &[u8]) -> bool {
     let mut walk = ExtensionWalk { kind: next, at: 0 };
     while walk.at < bytes.len() {
-        let is_option = matches!(walk.kind, HOP_BY_HOP | DESTINATION_OPTIONS);
-        if !is_option || walk.take(bytes).is_none() {
+        if take_shared(&mut walk, bytes) != Some(true) {
             return false;
         }
     }
     true
+}
+
+/// Moves past an extension header that all segments of a flow can share: options, and a routing
+/// header without segments left. Returns false at another one: behind a header with segments left,
+/// the checksum covers another destination than that of the IP header. `None` if it is cut short.
+pub(super) fn take_shared(walk: &mut ExtensionWalk, bytes: &[u8]) -> Option<bool> {
+    const SEGMENTS_LEFT: usize = 3;
+    if !matches!(walk.kind, HOP_BY_HOP | DESTINATION_OPTIONS | ROUTING) {
+        return Some(false);
+    }
+    let mut behind = *walk;
+    let header = behind.take(bytes)?;
+    let is_shared = walk.kind != ROUTING || header.get(SEGMENTS_LEFT) == Some(&0);
+    if is_shared {
+        *walk = behind;
+    }
+    Some(is_shared)
 }
 
 fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate, MergeRefusal> {

@@ -24,8 +24,8 @@ reasons! {
         Fragment = "fragment",
         /// IPv4 options, or the reserved bit.
         IpOptions = "ip_options",
-        /// An IPv6 extension header other than hop-by-hop and destination options, headers of more
-        /// than 128 bytes with those (256 with a tunnel's), or a jumbogram.
+        /// An IPv6 extension header other than options and a routing header without segments left,
+        /// headers of more than 128 bytes with those (256 with a tunnel's), or a jumbogram.
         Extension = "extension",
         /// A wrong IPv4 header checksum.
         IpChecksum = "ip_checksum",

@@ -12,6 +12,10 @@ use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, Network, link_layer};
 /// Maximum number of labels of an MPLS stack that are walked over.
 const MPLS_LABELS_MAX: usize = 16;
 
+/// Maximum number of label stacks in one another, in pseudowires, that are looked through for an IP
+/// header.
+const LABEL_STACKS_MAX: usize = 4;
+
 /// Least length of Ethernet's payload: shorter packets are padded.
 const ETHERNET_PAYLOAD_LEAST: usize = 46;
 
@@ -20,6 +24,10 @@ const ETHERNET_TRAILER_BYTES: usize = 4;
 
 /// First byte of multicast addresses, which are not sources.
 const IPV6_MULTICAST: u8 = 0xff;
+
+/// PPPoE version 1, type 1, code 0: session data (RFC 2516, section 4).
+const PPPOE_SESSION: [u8; 2] = [0x11, 0];
+const PPPOE_BYTES: usize = 6;
 
 const ETHERTYPE_BRIDGED: u16 = 0x6558;
 const ETHERTYPE_PPPOE_SESSION: u16 = 0x8864;
@@ -256,6 +264,7 @@ fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a
                 (KeyDepth::Inner, ETHERTYPE_ERSPAN_III) => {
                     (NextHeader::Ethernet, erspan_iii(rest.behind(len)?)?)
                 }
+                (KeyDepth::Inner, ETHERTYPE_PPP) => (NextHeader::Ppp, 0),
                 _ => (NextHeader::of_tunnelled(protocol, depth)?, 0),
             };
             (next, len + header)
@@ -295,9 +304,8 @@ fn ppp(rest: Rest<'_>, depth: KeyDepth) -> Option<At<'_>> {
 }
 
 fn pppoe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
-    let (&[version, code, _, _, high, low], behind) = rest.split()?;
-    // RFC 2516, section 4: version 1, type 1, and code 0 for session data.
-    if (version, code) != (0x11, 0) {
+    let (&[version, code, _, _, high, low], behind) = rest.split::<PPPOE_BYTES>()?;
+    if [version, code] != PPPOE_SESSION {
         return None;
     }
     layers.push(Layer::Pppoe)?;
@@ -308,14 +316,19 @@ fn pppoe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
 /// Stack of labels. Its payload is recognized by the first bits (RFC 4928): IP, or the control word
 /// of a pseudowire (RFC 4385), of which those of Ethernet are followed.
 fn mpls<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
-    const BOTTOM: u8 = 1;
     layers.push(Layer::Mpls)?;
+    behind_labels(rest, LABEL_STACKS_MAX - 1)
+}
+
+/// Header behind a stack of labels, looked for in this many further stacks.
+fn behind_labels(rest: Rest<'_>, stacks: usize) -> Option<At<'_>> {
+    const BOTTOM: u8 = 1;
     let mut behind = rest;
     for _ in 0..MPLS_LABELS_MAX {
         let (&[_, _, bits, _], rest) = behind.split()?;
         behind = rest;
         if bits & BOTTOM != 0 {
-            return unannounced(behind).or_else(|| pseudowire(behind));
+            return recognized(behind, stacks).or_else(|| pseudowire(behind, stacks));
         }
     }
     None
@@ -323,16 +336,20 @@ fn mpls<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
 
 /// Ethernet frame behind a pseudowire's control word, which has four zero bits, flags and a number
 /// (RFC 4448, section 4.6).
-fn pseudowire(rest: Rest<'_>) -> Option<At<'_>> {
+fn pseudowire(rest: Rest<'_>, stacks: usize) -> Option<At<'_>> {
     let (&[first, ..], frame) = rest.split::<4>()?;
-    (first >> 4 == 0 && holds_ethernet(frame)).then_some((NextHeader::Ethernet, frame))
+    (first >> 4 == 0 && holds_ethernet(frame, stacks)).then_some((NextHeader::Ethernet, frame))
 }
 
-/// Header at the beginning of bytes that no field describes: an Ethernet frame with an IP packet, or
-/// an IP packet. The first four bits alone prove nothing, since a MAC address may begin with them
+/// Header at the beginning of bytes that no field describes: an Ethernet frame with an IP packet,
+/// perhaps behind PPPoE or MPLS, or an IP packet. The first four bits alone prove nothing, since a MAC address may begin with them
 /// (RFC 4928, RFC 8469): each packet of a flow would then have a key of its own.
 pub(super) fn unannounced(rest: Rest<'_>) -> Option<At<'_>> {
-    if holds_ethernet(rest) {
+    recognized(rest, LABEL_STACKS_MAX)
+}
+
+fn recognized(rest: Rest<'_>, stacks: usize) -> Option<At<'_>> {
+    if holds_ethernet(rest, stacks) {
         Some((NextHeader::Ethernet, rest))
     } else if is_ipv4(rest) {
         Some((NextHeader::Ip(Network::Ipv4), rest))
@@ -376,13 +393,25 @@ fn ends_at(rest: Rest<'_>, len: usize) -> bool {
     trailing(rest.len()) || rest.len().checked_sub(ETHERNET_TRAILER_BYTES).is_some_and(trailing)
 }
 
-/// True if the rest is an Ethernet frame with an IP packet.
-fn holds_ethernet(rest: Rest<'_>) -> bool {
+/// True if the rest begins with a PPPoE header of session data that ends where the rest does.
+fn is_pppoe(rest: Rest<'_>) -> bool {
+    let Some(&[version, code, _, _, high, low]) = rest.bytes.first_chunk() else { return false };
+    let end = PPPOE_BYTES + usize::from(u16::from_be_bytes([high, low]));
+    [version, code] == PPPOE_SESSION && ends_at(rest, end)
+}
+
+/// True if the rest is an Ethernet frame with an IP packet, perhaps behind PPPoE, or behind labels
+/// in at most this many stacks.
+fn holds_ethernet(rest: Rest<'_>, stacks: usize) -> bool {
     let link = link_layer(rest.bytes, Link::Ethernet);
     let Some(behind) = rest.behind(link.network_offset.into()) else { return false };
     match link.ethertype {
         Some(ETHERTYPE_IPV4) => is_ipv4(behind),
         Some(ETHERTYPE_IPV6) => is_ipv6(behind),
+        Some(ETHERTYPE_PPPOE_SESSION) => is_pppoe(behind),
+        Some(ETHERTYPE_MPLS | ETHERTYPE_MPLS_MULTICAST) => {
+            stacks > 0 && behind_labels(behind, stacks - 1).is_some()
+        }
         _ => false,
     }
 }

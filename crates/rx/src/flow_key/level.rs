@@ -6,6 +6,8 @@ use super::rest::Rest;
 use crate::parse::extension::{AUTHENTICATION, ExtensionWalk, HOP_BY_HOP};
 use crate::parse::{Headers, Link, MAX_EXTENSION_HEADERS, Network, Transport, Verify, View, parse};
 
+const IPV6_BYTES: usize = 40;
+
 /// IP header, with the link header before it and all bytes behind it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Level<'a> {
@@ -51,17 +53,38 @@ impl<'a> Level<'a> {
         }
         let start = self.payload_offset()?;
         let end = match view.packet_end()? {
-            // Only a jumbogram's IPv6 header has no length, and its first extension says so (RFC
-            // 2675, section 2).
-            usize::MAX if self.headers.network == Network::Ipv6 && !self.has_hop_by_hop() => start,
+            // Only a jumbogram's IPv6 header has no length.
+            usize::MAX if self.headers.network == Network::Ipv6 => {
+                self.jumbogram_end().unwrap_or(start)
+            }
             end => end,
         };
         self.rest.first(end).seen(WALKED_BYTES_MAX).behind(start)
     }
 
-    fn has_hop_by_hop(&self) -> bool {
-        let start = usize::from(self.headers.network_offset);
-        self.rest.bytes.get(start + 6) == Some(&HOP_BY_HOP)
+    /// End of a jumbogram, whose length is an option in the first extension header (RFC 2675,
+    /// section 2).
+    fn jumbogram_end(&self) -> Option<usize> {
+        const PAD1: u8 = 0;
+        const JUMBO_PAYLOAD: u8 = 0xc2;
+        let network = usize::from(self.headers.network_offset);
+        let start = network + IPV6_BYTES;
+        if self.rest.bytes.get(network + 6) != Some(&HOP_BY_HOP) {
+            return None;
+        }
+        let mut walk = ExtensionWalk { kind: HOP_BY_HOP, at: start };
+        let [_, _, options @ ..] = walk.take(self.rest.bytes)? else { return None };
+        let mut options = options;
+        loop {
+            options = match options {
+                [PAD1, rest @ ..] => rest,
+                &[JUMBO_PAYLOAD, 4, a, b, c, d, ..] => {
+                    return Some(start.saturating_add(u32::from_be_bytes([a, b, c, d]) as usize));
+                }
+                [_, len, rest @ ..] => rest.get(usize::from(*len)..)?,
+                _ => return None,
+            };
+        }
     }
 
     fn payload_offset(&self) -> Option<usize> {
@@ -75,7 +98,7 @@ impl<'a> Level<'a> {
             }
             Network::Ipv6 => {
                 let &[.., next] = header.first_chunk::<7>()?;
-                ExtensionWalk { kind: next, at: start + 40 }
+                ExtensionWalk { kind: next, at: start + IPV6_BYTES }
             }
         };
         let is_ipv4 = self.headers.network == Network::Ipv4;

@@ -19,7 +19,7 @@
 //! | VXLAN, VXLAN-GPE, GENEVE, MPLS over UDP | no: the source port tells inner flows apart | yes |
 //! | GTP-U, ESP and L2TP (data messages of versions 2 and 3) over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
-//! | ERSPAN, Ethernet over IP (EtherIP, protocol 143 of segment routing) | no: nor does the kernel | yes |
+//! | PPP in GRE of version 0, ERSPAN, Ethernet over IP (EtherIP, protocol 143 of segment routing) | no: nor does the kernel | yes |
 //! | Teredo, LISP, FOU, GUE, WCCP, TRILL, MAC in MAC, MACsec, IPComp, WireGuard | no | no: a port that anyone may use, a rare header, or an encrypted one |
 //!
 //! Datagrams that arrive as one packet (UDP GSO) have the key of the first. They share the outer flow,

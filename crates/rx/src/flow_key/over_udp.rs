@@ -31,7 +31,7 @@ pub(super) fn udp<'a>(
     let port = u16::from_be_bytes([port_high, port_low]);
     // Bytes behind the datagram are not its payload, though within the IP packet (RFC 9868).
     let datagram = match u16::from_be_bytes([len_high, len_low]) {
-        0 => rest, // a jumbogram (RFC 2675, section 4)
+        0 if rest.len() > usize::from(u16::MAX) => rest, // a jumbogram (RFC 2675, section 4)
         len => rest.first(len.into()),
     };
     let payload = datagram.behind(UDP_HEADER_BYTES)?;

@@ -89,6 +89,21 @@ fn flk_4_encapsulation_without_end_is_bounded() {
 }
 
 #[test]
+fn flk_4_pseudowires_without_end_are_bounded() {
+    let labels = [0, 2, 1, 64];
+    for control_word in [&[0; 4][..], &[]] {
+        let mut frame = ethernet(0x0800, &inner_packet(PORTS));
+        for depth in 1..40 {
+            frame = ethernet(0x8847, &[&labels[..], control_word, &frame].concat());
+            let told = Told::of(&frame, "inner");
+            assert!(told.layers.split('.').count() <= LAYERS_MAX, "{depth}: {}", told.layers);
+            let expected = if depth <= 4 { KeyRule::Inner } else { KeyRule::None };
+            assert_eq!(told.rule, expected, "{depth}: {told:?}");
+        }
+    }
+}
+
+#[test]
 fn flk_4_ports_beyond_the_walk_count() {
     for (next, transport) in [(6, tcp([1000, 2000])), (17, udp([1000, 2000], b"x"))] {
         let options = [&[next, 62][..], &[1, 240], &[0; 500]].concat();
@@ -264,12 +279,40 @@ fn flk_8_surplus_bytes_are_no_payload() {
     assert_eq!(Told::of(&empty, "inner").rule, KeyRule::Addresses);
     // A datagram that ends before the IP packet does.
     let vxlan = [&[8, 0, 0, 0, 0, 0, 7, 0][..], &ethernet(0x0800, &inner_packet(PORTS))].concat();
-    for (len, rule) in [(8, KeyRule::Outer), (3, KeyRule::Outer), (16, KeyRule::Outer)] {
+    for len in [0, 3, 8, 16] {
         let mut datagram = udp([30_000, 4789], &vxlan);
         datagram[4..6].copy_from_slice(&u16::to_be_bytes(len));
         let told = Told::of(&ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &datagram)), "inner");
-        assert_eq!(told.rule, rule, "{len}");
+        assert_eq!(told.rule, KeyRule::Outer, "{len}");
     }
+}
+
+#[test]
+fn flk_8_jumbograms_length_is_its_option() {
+    let inner = inner_packet(PORTS);
+    let [exact, short] = [8 + inner.len(), 8].map(|len| u32::try_from(len).unwrap().to_be_bytes());
+    let of = |options: &[u8]| {
+        let mut frame = ethernet(0x86dd, &ipv6(0, &[&[4, 0], options, &inner].concat()));
+        frame[14 + 4..14 + 6].fill(0);
+        Told::of(&frame, "inner").rule
+    };
+    for (options, rule) in [
+        ([&[0xc2, 4][..], &exact].concat(), KeyRule::Inner),
+        ([&[0xc2, 4][..], &short].concat(), KeyRule::Addresses),
+        (vec![1, 4, 0, 0, 0, 0], KeyRule::Addresses),
+        (vec![0; 6], KeyRule::Addresses),
+        (vec![0xc2, 3, 0, 0, 1, 0], KeyRule::Addresses),
+        (vec![0, 0, 0, 0, 0xc2, 4], KeyRule::Addresses),
+    ] {
+        assert_eq!(of(&options), rule, "{options:02x?}");
+    }
+    // A datagram with a length of 0, which is longer than its field can say.
+    let vxlan = [&[8, 0, 0, 0, 0, 0, 7, 0][..], &ethernet(0x0800, &inner), &[0; 1 << 16]].concat();
+    let datagram = [&[0, 9, 0x12, 0xb5, 0, 0, 0, 0][..], &vxlan].concat();
+    let len = u32::try_from(8 + datagram.len()).unwrap().to_be_bytes();
+    let mut jumbogram = ethernet(0x86dd, &ipv6(0, &[]));
+    jumbogram.extend([&[17, 0, 0xc2, 4], &len[..], &datagram].concat());
+    assert_eq!(Told::of(&jumbogram, "inner").rule, KeyRule::Inner);
 }
 
 /// Frame around a packet.
@@ -286,7 +329,12 @@ fn flk_2_inner_flow_tells_at_any_size() {
         let gtpu = [&[0x30, 255][..], &len, &[0, 0, 0, 7], packet].concat();
         ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &udp([2152, 2152], &gtpu)))
     };
-    let tunnels: [(&str, Around<'_>); 6] = [
+    let pppoe = |packet: &[u8]| {
+        let len = u16::try_from(packet.len() + 2).unwrap().to_be_bytes();
+        let protocol = if packet[0] >> 4 == 4 { 0x21 } else { 0x57 };
+        ethernet(0x8864, &[&[0x11, 0, 0, 9][..], &len, &[0, protocol], packet].concat())
+    };
+    let tunnels: [(&str, Around<'_>); 8] = [
         ("mpls", &|packet| ethernet(0x8847, &[&labels[..], packet].concat())),
         ("mpls over ip", &|packet| {
             ethernet(0x0800, &ipv4([1; 4], [2; 4], 137, &[&labels[..], packet].concat()))
@@ -295,6 +343,11 @@ fn flk_2_inner_flow_tells_at_any_size() {
             ethernet(0x8847, &[&labels[..], &[0; 4], &bridged(packet)].concat())
         }),
         ("bridged", &|packet| ethernet(0x8847, &[&labels[..], &bridged(packet)].concat())),
+        ("bridged pppoe", &|packet| ethernet(0x8847, &[&labels[..], &pppoe(packet)].concat())),
+        ("labels in a pseudowire", &|packet| {
+            let inner = ethernet(0x8847, &[&labels[..], packet].concat());
+            ethernet(0x8847, &[&labels[..], &[0; 4], &inner].concat())
+        }),
         ("gtpu", &over_gtpu),
         ("bridged gtpu", &|packet| over_gtpu(&bridged(packet))),
     ];
@@ -442,6 +495,10 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
     let ppp = [&[0, 0x21][..], inner].concat();
     let labels = [&[0, 1, 0, 64, 0, 2, 1, 64][..], inner].concat();
     let pseudowire = [&[0, 2, 1, 64, 0, 0, 0, 0][..], &bridged].concat();
+    let wire = |ethertype, behind: &[u8]| {
+        let frame = ethernet(ethertype, behind);
+        ethernet(0x8847, &[&[0, 2, 1, 64, 0, 0, 0, 0][..], &frame].concat())
+    };
     let nsh = [&[0, 6, 1, 1][..], &[0; 20], inner].concat();
     let pppoe_len = u16::try_from(ppp.len()).unwrap().to_be_bytes();
     let pppoe = [&[0x11, 0, 0, 9][..], &pppoe_len, &ppp].concat();
@@ -461,6 +518,7 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
         ("gre all", gre(&[&[0xb0, 0, 8, 0][..], &[1; 12]].concat(), inner), "ipv4.gre"),
         ("nvgre", gre(&[0x20, 0, 0x65, 0x58, 0, 0, 7, 0], &bridged), "ipv4.nvgre"),
         ("pptp", gre(&[&[0x30, 0x81, 0x88, 0x0b][..], &[0; 12]].concat(), &ppp), "ipv4.gre"),
+        ("ppp", gre(&[0x20, 0, 0x88, 0x0b, 0, 0, 0, 7], &ppp), "ipv4.gre"),
         ("pppoe", ethernet(0x8864, &pppoe), "pppoe"),
         ("vxlan", over_udp(4789, &[8, 0, 0, 0, 0, 0, 7, 0], &bridged), "ipv4.udp.vxlan"),
         ("vxlan linux", over_udp(8472, &[8, 0, 0, 0, 0, 0, 7, 0], &bridged), "ipv4.udp.vxlan"),
@@ -489,6 +547,9 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
         ("mpls over ip", over_ip(137, &labels), "ipv4.mpls"),
         ("mpls over udp", over_udp(6635, &[], &labels), "ipv4.udp.mpls"),
         ("pseudowire", ethernet(0x8847, &pseudowire), "mpls"),
+        ("pppoe in a pseudowire", wire(0x8864, &pppoe), "mpls.pppoe"),
+        ("labels in a pseudowire", wire(0x8847, &labels), "mpls.mpls"),
+        ("pseudowires", wire(0x8848, &pseudowire), "mpls.mpls"),
         ("nsh", ethernet(0x894f, &nsh), "nsh"),
         ("l2tpv2", over_udp(1701, &[0, 2, 0, 1, 0, 2, 0xff, 3], &ppp), "ipv4.udp"),
         ("l2tpv2 all", over_udp(1701, &l2tp, &ppp), "ipv4.udp"),

@@ -8,7 +8,7 @@ use forebay_buf::Frame;
 use super::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr,
 };
-use crate::coalesce::candidate::are_options;
+use crate::coalesce::candidate::are_shared;
 use crate::coalesce::header::HeaderBytes;
 use crate::coalesce::wire::IPV6_BYTES;
 use crate::packet::Packet;
@@ -17,7 +17,9 @@ use crate::parse::Transport::{Icmp, Other, Tcp, Tunnel, Udp};
 use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
 use crate::parse::pull::{Reach, parse_pulling, pull_to};
-use crate::parse::{Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Verify, is_plain, parse};
+use crate::parse::{
+    Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Network, Verify, is_plain, parse,
+};
 
 const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
 const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
@@ -85,7 +87,8 @@ impl VirtioNetHdr {
     /// holds the pseudo header's sum, and it counts as verified, because it has no full sum yet. If
     /// `gso_size` leaves one segment, there is nothing to segment, as in the kernel's
     /// `virtio_net_hdr_to_skb`. A packet to be segmented inside a tunnel stays one large packet
-    /// here, and its inner and outer checksums are completed.
+    /// here, and its inner and outer checksums are completed. So does one behind a link header that
+    /// is not known, and TCP with headers that could differ by segment, with one checksum.
     ///
     /// # Errors
     /// If the header contradicts the frame. No byte of the frame is changed then, and the packet
@@ -161,37 +164,40 @@ impl VirtioNetHdr {
         if self.tells_of_inner(&headers) {
             return Ok(CarriedShape::Tunnel(headers));
         }
-        if !is_kind(&headers) || !can_be_cut(&packet.frame, &headers) {
+        let is_partial = self.flags & NEEDS_CSUM != 0;
+        let can_be_cut = can_be_cut(&packet.frame, &headers);
+        // Datagrams in one would be another datagram.
+        let can_stay = can_be_cut || is_partial && headers.transport == Tcp;
+        if !is_kind(&headers) || !is_sound(&packet.frame, &headers) || !can_stay {
             return Err(InvalidVnetHeader::Headers);
         }
         if headers.payload_len.div_ceil(self.gso_size) > GSO_SEGMENTS_MAX {
             return Err(InvalidVnetHeader::Size);
         }
-        let is_partial = self.flags & NEEDS_CSUM != 0;
         let is_place = (self.csum_start, self.csum_offset)
             == (headers.transport_offset, csum_offset(headers.transport).unwrap_or(0));
         // TCP is accepted without, as in the kernel: each segment was verified before it was
-        // merged.
-        let may_be_complete = headers.transport == Tcp;
+        // merged. So was each datagram of a list that the kernel merged, and it says so.
+        let may_be_complete = headers.transport == Tcp || self.flags & DATA_VALID != 0;
         // The value of the field is ignored, as in the kernel: not every sender writes the pseudo
         // header's sum, and the field is set anew in any case.
         if is_partial && !is_place || !is_partial && !may_be_complete {
             return Err(InvalidVnetHeader::Checksum);
         }
-        let is_cut = headers.payload_len > self.gso_size;
+        let is_cut = can_be_cut && headers.payload_len > self.gso_size;
         Ok(if is_cut { CarriedShape::Whole(headers) } else { CarriedShape::Segment })
     }
 
-    /// True if the checksum is behind the headers of a tunnel: another IP header is in between. The
-    /// header itself has no field that marks tunnels.
+    /// True if the checksum is behind the headers of a tunnel, or behind a link header that is not
+    /// known: another IP header is in between. The header itself has no field that marks tunnels.
     fn tells_of_inner(self, headers: &Headers) -> bool {
-        let outer_end = match headers.transport {
-            Tcp | Icmp | Tunnel => return false,
-            Udp => headers.payload_offset,
-            Other => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
+        let outer_end = match (headers.network, headers.transport) {
+            (_, Tcp | Icmp | Tunnel) => return false,
+            (Network::Other, _) => u16::from(headers.network_offset),
+            (_, Udp) => headers.payload_offset,
+            (_, Other) => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
         };
         self.flags & NEEDS_CSUM != 0
-            && matches!(headers.network, Ipv4 | Ipv6)
             && headers.flaw.is_none()
             && headers.fragment == Fragment::Whole
             && self.csum_start >= outer_end + NETWORK_BYTES_MIN
@@ -233,29 +239,38 @@ fn complete_outer(headers: &Headers, packet: &mut Packet) {
     }
 }
 
-/// True if the headers suit segments of any length, and the last segment ends where the frame does.
-/// Accepts the kinds that are [merged](crate::coalesce) here, and IPv4 options.
+/// True if the headers do not contradict each other, and the packet ends where the frame does.
+fn is_sound(frame: &Frame, headers: &Headers) -> bool {
+    let place = headers.network_offset.into()..headers.transport_offset.into();
+    let is_sound_network = match (headers.network, frame.data().get(place)) {
+        (Ipv4, Some(header @ &[_, _, _, _, _, _, _, _, _, protocol, ..])) => {
+            protocol == headers.protocol && judge(Sum::of(header)) == Checksum::Good
+        }
+        (Ipv6, Some(_)) => true,
+        _ => false,
+    };
+    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
+    is_sound_network
+        && headers.flaw.is_none()
+        && headers.fragment == Fragment::Whole
+        && end == frame.total_len_bytes() as usize
+}
+
+/// True if the headers suit segments of any length: those of the kinds that are
+/// [merged](crate::coalesce) here, and IPv4 options.
 fn can_be_cut(frame: &Frame, headers: &Headers) -> bool {
     let bytes = frame.data();
-    let (network, transport) =
-        (usize::from(headers.network_offset), usize::from(headers.transport_offset));
-    let (Some(link_header), Some(header)) = (bytes.get(..network), bytes.get(network..transport))
+    let network = usize::from(headers.network_offset);
+    let (Some(link_header), Some(header)) =
+        (bytes.get(..network), bytes.get(network..headers.transport_offset.into()))
     else {
         return false;
     };
     let is_plain_network = match (headers.network, header) {
-        (Ipv4, &[_, _, _, _, _, _, _, _, _, protocol, ..]) => {
-            protocol == headers.protocol && judge(Sum::of(header)) == Checksum::Good
-        }
         (Ipv6, &[_, _, _, _, _, _, next, ..]) => {
-            header.get(IPV6_BYTES..).is_some_and(|options| are_options(next, options))
+            header.get(IPV6_BYTES..).is_some_and(|extensions| are_shared(next, extensions))
         }
-        _ => false,
+        _ => true,
     };
-    let end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
-    is_plain(link_header)
-        && is_plain_network
-        && headers.flaw.is_none()
-        && headers.fragment == Fragment::Whole
-        && end == frame.total_len_bytes() as usize
+    is_plain(link_header) && is_plain_network
 }

@@ -1,10 +1,10 @@
 //! Walks from a frame's first header to the innermost IP header, by which the packet is merged.
 
 use super::layers::{LayerKind, OuterLayers, PPPOE_BEFORE_LEN};
-use crate::coalesce::candidate::{ipv4, ipv6};
+use crate::coalesce::candidate::{ipv4, ipv6, take_shared};
 use crate::coalesce::refusal::MergeRefusal;
 use crate::coalesce::wire::{IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, UDP_BYTES};
-use crate::parse::extension::{DESTINATION_OPTIONS, ExtensionWalk, HOP_BY_HOP};
+use crate::parse::extension::ExtensionWalk;
 use crate::parse::{
     Checksum, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Headers, Link, MAX_EXTENSION_HEADERS, Network,
     Verify, is_plain, link_layer, parse,
@@ -269,10 +269,9 @@ impl<'a> Walk<'a> {
         let bytes = self.bytes.get(self.at..).unwrap_or_default();
         let mut walk = ExtensionWalk { kind: header[6], at: IPV6_BYTES };
         for _ in 0..MAX_EXTENSION_HEADERS {
-            if !matches!(walk.kind, HOP_BY_HOP | DESTINATION_OPTIONS) {
+            if !take_shared(&mut walk, bytes).ok_or(MergeRefusal::Snapped)? {
                 break;
             }
-            walk.take(bytes).ok_or(MergeRefusal::Snapped)?;
         }
         Ok((walk.kind, walk.at, end))
     }

@@ -12,6 +12,7 @@ use proptest::sample::{Index, select};
 
 use crate::coalescing::device::shapes_and_more;
 use crate::coalescing::frames::{AFTER_IPV4, IP, Segment, Wire, tcp, udp};
+use crate::coalescing::refused::routed;
 use crate::coalescing::rig::{pool, received};
 
 const FIELD: usize = AFTER_IPV4 + 16;
@@ -211,10 +212,10 @@ fn promise_5_impossible_gso_frame_is_refused() {
         let flags = wire.vnet.unwrap().flags & !NEEDS_CSUM;
         Wire { vnet: wire.vnet.map(|vnet| VirtioNetHdr { flags, ..vnet }), ..wire }
     };
-    let routed = tcp().with(|it| {
-        it.is_v6 = true;
-        it.extensions = crate::coalescing::refused::routed();
-    });
+    let datagrams_on_the_way = Segment { is_udp: true, ..on_the_way() };
+    let arp = right(&tcp()).edit(IP - 2, &[8, 6]);
+    let mut early = arp.clone();
+    early.vnet.as_mut().unwrap().csum_start -= 2;
     let tiny = tcp().sized(usize::from(GSO_SEGMENTS_MAX) + 1).wire().partial(1);
     let wire = right(&tcp());
     for (lie, name, wire) in [
@@ -224,12 +225,82 @@ fn promise_5_impossible_gso_frame_is_refused() {
         (InvalidVnetHeader::Headers, "a fragment", wire.clone().edit(IP + 6, &[0x20, 0])),
         (InvalidVnetHeader::Headers, "an IP length of 0", wire.clone().edit(IP + 2, &[0; 2])),
         (InvalidVnetHeader::Headers, "a wrong IP checksum", wire.clone().edit(IP + 10, &[1, 2])),
-        (InvalidVnetHeader::Headers, "not IP", wire.clone().edit(IP - 2, &[8, 6])),
+        (InvalidVnetHeader::Headers, "neither IP nor a checksum", without(arp)),
+        (InvalidVnetHeader::Headers, "not IP, a checksum without room for IP", early),
         (InvalidVnetHeader::Headers, "no transport", wire.clone().edit(IP + 9, &[4])),
-        (InvalidVnetHeader::Headers, "a routing header", right(&routed)),
+        (InvalidVnetHeader::Headers, "segments left, no checksum", without(right(&on_the_way()))),
+        (InvalidVnetHeader::Headers, "segments left of datagrams", right(&datagrams_on_the_way)),
         (InvalidVnetHeader::Size, "too many segments", tiny),
     ] {
         check_lie(&wire, lie, name);
+    }
+}
+
+/// Segment behind a routing header that is not at its end.
+fn on_the_way() -> Segment {
+    tcp().with(|it| (it.is_v6, it.extensions) = (true, routed(1)))
+}
+
+#[test]
+fn uncuttable_gso_packet_stays_whole() {
+    let routed = [right(&on_the_way()), on_the_way().sized(3000).wire()];
+    check_uncut("segments left", &routed);
+    check_uncut("a tag that is none for all", &behind(&[0x91, 0, 0, 5, 8, 0]));
+}
+
+#[test]
+fn gso_behind_other_links_stays_whole() {
+    let len = u16::try_from(3000 + 40 + 2).unwrap().to_be_bytes();
+    check_uncut("MPLS", &behind(&[0x88, 0x47, 0, 2, 1, 64]));
+    check_uncut("PPPoE", &behind(&[[0x88, 0x64], [0x11, 0], [0, 9], len, [0, 0x21]].concat()));
+    let tags = [[0x81, 0, 0, 5], [0x81, 0, 0, 6], [0x81, 0, 0, 7]].concat();
+    check_uncut("three tags", &behind(&[&tags[..], &[8, 0]].concat()));
+}
+
+/// Packet of 30 segments with `link` instead of its EtherType; its checksum is partial, then
+/// complete.
+fn behind(link: &[u8]) -> [Wire; 2] {
+    [right(&tcp()), tcp().sized(3000).wire()].map(|wire| {
+        let bytes = [&wire.bytes[..IP - 2], link, &wire.bytes[IP..]].concat();
+        let ahead = u16::try_from(link.len() - 2).unwrap();
+        let vnet = wire.vnet.map(|vnet| VirtioNetHdr {
+            hdr_len: vnet.hdr_len + ahead,
+            csum_start: vnet.csum_start + ahead,
+            ..vnet
+        });
+        Wire { vnet, ..Wire::new(bytes, wire.link) }
+    })
+}
+
+/// One packet with a complete checksum.
+fn check_uncut(name: &str, [partial, good]: &[Wire; 2]) {
+    for verify in [Verify::Nothing, Verify::Checksums] {
+        let mut packet = filled(partial, verify);
+        assert_eq!(partial.vnet.unwrap().carry_into(&mut packet), Ok(()), "{name}");
+        assert_eq!((packet.frame.data(), packet.gso_size()), (&*good.bytes, 0), "{name}");
+        assert_eq!(packet.device_sum, DeviceSum::of_frame(&good.bytes, good.link), "{name}");
+        let is_tcp = good.headers().transport == Transport::Tcp;
+        let expected = if is_tcp { Checksum::Good } else { Checksum::Unknown };
+        assert_eq!(judged(&mut packet), expected, "{name}");
+    }
+}
+
+/// Datagrams that the kernel has merged as a list: each was verified, and no checksum is left to
+/// a device.
+#[test]
+fn verified_udp_list_is_cut() {
+    for shape in [udp(), udp().with(|it| it.is_v6 = true)] {
+        let whole = right(&shape);
+        let listed = VirtioNetHdr {
+            flags: DATA_VALID,
+            csum_start: 0,
+            csum_offset: 0,
+            ..whole.vnet.unwrap()
+        };
+        let mut packet = filled(&shape.sized(3000).wire(), Verify::Checksums);
+        listed.carry_into(&mut packet).unwrap();
+        assert_eq!((packet.frame.data(), packet.gso_size()), (&*whole.bytes, 100));
+        assert_eq!(judged(&mut packet), Checksum::Good);
     }
 }
 

@@ -9,9 +9,10 @@ use proptest::sample::{Index, select};
 
 use crate::coalescing::frames::{Segment, Wire, tcp};
 use crate::coalescing::merged::{check_whole, shapes};
+use crate::coalescing::refused::routed;
 use crate::coalescing::rig::Rig;
 
-/// All shapes, and IPv6 with two extension headers that the segments of a flow may share.
+/// All shapes, and IPv6 with extension headers that the segments of a flow may share.
 pub(crate) fn shapes_and_more() -> Vec<Segment> {
     let options = || Some(Ipv6RawExtHeader::new_raw(ip_number::TCP, &[0; 6]).unwrap());
     let mut extended: Vec<_> = shapes().into_iter().filter(|shape| shape.is_v6).collect();
@@ -19,9 +20,11 @@ pub(crate) fn shapes_and_more() -> Vec<Segment> {
         shape.extensions.hop_by_hop_options = options();
         shape.extensions.destination_options = options();
     }
-    // Maximum length of merged headers: 22 + 40 + 2 * 8 + 32 bytes.
+    // Maximum length of merged headers: 22 + 40 + 24 + 32 bytes.
     extended.retain(|shape| shape.options.len() < 40);
-    [shapes(), extended].concat()
+    let mut with_route = extended.clone();
+    with_route.iter_mut().for_each(|shape| shape.extensions = routed(0));
+    [shapes(), extended, with_route].concat()
 }
 
 /// Verdict on a frame's checksum by the device's sum alone.

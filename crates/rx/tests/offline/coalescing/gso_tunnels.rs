@@ -98,7 +98,7 @@ fn lro_t6_described_tunnels_cut_into_originals() {
         resegment(packet, &mut segments);
         assert_eq!(segments.iter().map(Frame::of).collect::<Vec<_>>(), rig.fed, "{name}");
     }
-    assert_eq!(described, 10 * 5);
+    assert_eq!(described, 11 * 6);
 }
 
 #[test]

@@ -101,8 +101,10 @@ fn extension(len: usize) -> Ipv6RawExtHeader {
     Ipv6RawExtHeader::new_raw(ip_number::TCP, &vec![0; len]).unwrap()
 }
 
-pub(crate) fn routed() -> Ipv6Extensions {
-    let routing = extension(6);
+/// Extensions with a header of segment routing, whose last segment is the destination.
+pub(crate) fn routed(segments_left: u8) -> Ipv6Extensions {
+    let routing = [&[4, segments_left, 0, 0, 0, 0][..], &[0xfd; 16]].concat();
+    let routing = Ipv6RawExtHeader::new_raw(ip_number::TCP, &routing).unwrap();
     let routing = Some(Ipv6RoutingExtensions { routing, final_destination_options: None });
     Ipv6Extensions { routing, ..Ipv6Extensions::default() }
 }
@@ -140,7 +142,7 @@ fn by_network() -> Vec<Case> {
     let sctp6 = |wire: Wire| wire.edit(IP + 6, &[132]);
     let longer = |wire: Wire| Wire { wire_len: wire.wire_len + 1, ..wire };
     let optional = |segment: &mut Segment| segment.ip_options = vec![1; 4];
-    let routed = |segment: &mut Segment| segment.extensions = routed();
+    let routed = |segment: &mut Segment| segment.extensions = routed(1);
     let long = |segment: &mut Segment| {
         segment.extensions.hop_by_hop_options = Some(extension(8 * 12 + 6));
     };
@@ -160,7 +162,7 @@ fn by_network() -> Vec<Case> {
         alone("later fragment", R::Fragment, edited(&tcp(), fragment([0, 1]))),
         alone("IPv4 options", R::IpOptions, changed(&tcp(), optional)),
         alone("reserved bit", R::IpOptions, edited(&tcp(), fragment([0xc0, 0]))),
-        alone("routing header", R::Extension, changed(&tcp6(), routed)),
+        alone("segments left", R::Extension, changed(&tcp6(), routed)),
         alone("headers beyond 128 bytes", R::Extension, changed(&tcp6(), long)),
         alone("jumbogram", R::Extension, edited(&hopping, |wire| wire.edit(IP + 4, &[0; 2]))),
         alone("IPv4 checksum", R::IpChecksum, edited(&tcp(), |wire| wire.edit(IP + 8, &[1]))),
@@ -231,6 +233,7 @@ fn by_difference() -> Vec<Case> {
     let undated = |segment: &mut Segment| segment.options.clear();
     let optional =
         |segment: &mut Segment| segment.extensions.hop_by_hop_options = Some(extension(6));
+    let routed = |segment: &mut Segment| segment.extensions = routed(0);
     vec![
         anew("the hash of another", R::OtherFlow, {
             next(|segment| segment.port += 1).map(|wire| wire.hashed(5))
@@ -246,6 +249,7 @@ fn by_difference() -> Vec<Case> {
         anew("fragmentable", R::IpHeader, next(|segment| segment.dont_fragment = false)),
         anew("flow label", R::IpHeader, next6(|segment| segment.flow_label += 1)),
         anew("hop-by-hop options", R::IpHeader, changed(&tcp6(), optional)),
+        anew("routing header", R::IpHeader, changed(&tcp6(), routed)),
         anew("acknowledgement", R::Acknowledgement, next(|segment| segment.acknowledgement += 1)),
         anew("window", R::Window, next(|segment| segment.window += 1)),
         anew("ECE", R::OtherFlags, next(|segment| segment.flags |= ECE)),

@@ -37,6 +37,8 @@ pub(crate) struct Outside {
     pub(crate) id: u16,
     pub(crate) dont_fragment: bool,
     pub(crate) flow_label: u32,
+    /// A routing header without segments left is behind IPv6.
+    pub(crate) is_routed: bool,
     pub(crate) port: u16,
     /// UDP's checksum is there.
     pub(crate) is_summed: bool,
@@ -66,6 +68,7 @@ pub(crate) fn outside(kind: Kind) -> Outside {
         id: u16::MAX - 1,
         dont_fragment: false,
         flow_label: 0x54321,
+        is_routed: false,
         port: 50_000,
         is_summed: false,
         kind,
@@ -75,6 +78,10 @@ pub(crate) fn outside(kind: Kind) -> Outside {
 impl Outside {
     pub(crate) fn v6(self) -> Self {
         Self { is_v6: true, ..self }
+    }
+
+    pub(crate) fn routed(self) -> Self {
+        Self { is_routed: true, ..self.v6() }
     }
 
     pub(crate) fn summed(self) -> Self {
@@ -118,6 +125,10 @@ impl Outside {
                 (17, self.udp(6081, &[&header, payload].concat()))
             }
         };
+        if self.is_routed {
+            let routing = [&[protocol, 2, 4, 0, 0, 0, 0, 0], &[0x30; 16][..], &body].concat();
+            return self.ip(43, &routing);
+        }
         self.ip(protocol, &body)
     }
 

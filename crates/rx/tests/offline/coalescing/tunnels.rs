@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::coalescing::frames::{IP, Segment, Wire, folded, tcp, udp, words};
+use crate::coalescing::refused::routed;
 use crate::coalescing::rig::{Frame, Rig, taken_apart};
 use crate::coalescing::tunnel_frames::{Kind, Outside, Tunnelled, outside, tunnelled};
 
@@ -24,6 +25,7 @@ pub(crate) fn kinds() -> Vec<(&'static str, Tunnelled)> {
     vec![
         ("IPIP", around(outside(Kind::Ip))),
         ("4in6", around(outside(Kind::Ip).v6())),
+        ("4in6 with a route", around(outside(Kind::Ip).routed())),
         ("GRE", around(outside(GRE))),
         ("GRE with a key", around(gre(Some(5), false, false))),
         ("GRE with a checksum", around(gre(None, true, false))),
@@ -33,6 +35,7 @@ pub(crate) fn kinds() -> Vec<(&'static str, Tunnelled)> {
         ("VXLAN with a checksum", around(vxlan().summed())),
         ("VXLAN over IPv6", around(vxlan().v6())),
         ("VXLAN over IPv6 with a checksum", around(vxlan().v6().summed())),
+        ("VXLAN over IPv6 with a checksum and a route", around(vxlan().routed().summed())),
         ("VXLAN, tagged inside", around(vxlan()).with(|it| it.inner.vlans = vec![5, 6])),
         ("VXLAN-GPE", around(gpe(false).summed())),
         ("VXLAN-GPE, bridged", around(gpe(true))),
@@ -63,6 +66,7 @@ pub(crate) fn everything() -> Vec<(String, Tunnelled)> {
     let inner = [
         ("TCP", tcp()),
         ("TCP over IPv6", tcp().with(|it| it.is_v6 = true)),
+        ("TCP with a route", tcp().with(|it| (it.is_v6, it.extensions) = (true, routed(0)))),
         ("TCP with timestamps and odd payloads", timed.sized(33)),
         ("UDP", udp()),
         ("UDP over IPv6", udp().with(|it| it.is_v6 = true).sized(77)),
