@@ -257,6 +257,7 @@ impl NetworkLayer {
             | NetworkDrop::IpInvalidDest
             | NetworkDrop::IpLocalnet
             | NetworkDrop::IpLocalSource
+            | NetworkDrop::UnicastInL2Multicast
             | NetworkDrop::IpInaddrerrors
             | NetworkDrop::SourceRoute
             | NetworkDrop::IpNoproto

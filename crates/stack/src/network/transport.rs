@@ -8,6 +8,7 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Fragment, Headers, Transport, View};
 
 use super::icmp::{self, EchoAsked};
+use super::link::{self, PacketType};
 use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, tcp, udp};
 
 /// Position of a transport header, and its pseudo-header.
@@ -155,6 +156,10 @@ impl NetworkLayer {
         if packet.view().destination().is_some_and(|destination| on.is_to_many(destination)) {
             // `tcp_v4_rcv`: a connection has two ends.
             return self.dropped(packet, NetworkDrop::IpInvalidDest);
+        }
+        if link::addressed_to_host(&packet, on) != Ok(PacketType::Host) {
+            // `tcp_v4_rcv`, `tcp_v6_rcv`: all hosts of the link would answer.
+            return self.dropped(packet, NetworkDrop::UnicastInL2Multicast);
         }
         let segment = tcp::TcpBytes {
             bytes: TransportBytes { packet: &packet, offset: place.offset },

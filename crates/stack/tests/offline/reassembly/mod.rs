@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod flood;
-mod frames;
+pub(crate) mod frames;
 mod laws;
 mod moving;
 
