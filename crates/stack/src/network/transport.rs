@@ -200,14 +200,12 @@ impl NetworkLayer {
         };
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
-        // A longer reply would have to be fragmented.
-        let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
         let refused = icmp_error::refused(bytes, place.is_ipv6);
         let path_error = self.takes_tcp.then(|| tcp::quoted(bytes, place.is_ipv6)).flatten();
         match asked {
             Err(reason) => self.dropped(packet, reason),
             Ok(EchoAsked::Echo)
-                if on.is_whole_host && fits && icmp::echo(&mut packet, place.offset, on) =>
+                if on.is_whole_host && icmp::echo(&mut packet, place.offset, on) =>
             {
                 ip.out_requests.add(1);
                 icmp.out_msgs.add(1);

@@ -1,22 +1,25 @@
-//! Addresses of this host on other interfaces.
+//! Addresses of this host on other interfaces, and its answers to the kernel.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream as KernelStream, UdpSocket as KernelSocket};
 use std::thread;
 use std::time::Duration;
 
-use forebay::net::{Datagrams, Net, TcpListener, TcpStream};
+use etherparse::{IcmpEchoHeader, Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type};
+use forebay::net::{Datagrams, Net, NetConfig, TcpListener, TcpStream};
 use forebay_device::Via;
 use forebay_testkit::namespaces::await_local_route;
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use crate::sockets::Trial;
-use crate::sockets::rig::{Running, client};
+use crate::sockets::rig::{OURS, OURS_V6, Running, client, over_tap};
 use crate::sockets::shared::Hosts;
 use crate::tcp::streams::{echo, exchange};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("promise_13_address_elsewhere_served_over_af_packet", || elsewhere(Via::AfPacket)),
     ("promise_13_address_elsewhere_served_over_af_xdp", || elsewhere(Via::AfXdp)),
+    ("promise_13_long_echo_requests_are_answered", long_echoes),
 ];
 
 /// Addresses on the loop-back interface of the near host, as of a service.
@@ -100,4 +103,45 @@ fn accepted(hosts: &Hosts, net: &Net, service: IpAddr, bound: IpAddr) {
         let stream = hosts.far.run(|| KernelStream::connect((service, 80)).unwrap());
         exchange(&stream, 100_000);
     });
+}
+
+/// The kernel sends requests in fragments, and reassembles the answers.
+fn long_echoes() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let running = Running::begin(engine);
+    for (to, len) in
+        [1472, 1473, 5000, 30_001].into_iter().flat_map(|len| [(OURS, len), (OURS_V6, len)])
+    {
+        let to: IpAddr = to.parse().unwrap();
+        let payload: Vec<_> = (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        let echo = IcmpEchoHeader { id: 7, seq: 9 };
+        let (family, protocol, request, reply) = match to {
+            IpAddr::V4(_) => {
+                let header = Icmpv4Header::with_checksum(Icmpv4Type::EchoRequest(echo), &payload);
+                (AddressFamily::Inet, SockProtocol::Icmp, header.to_bytes().to_vec(), 0)
+            }
+            IpAddr::V6(_) => {
+                // The kernel writes the checksum.
+                let header = Icmpv6Header::new(Icmpv6Type::EchoRequest(echo));
+                (AddressFamily::Inet6, SockProtocol::IcmpV6, header.to_bytes().to_vec(), 129)
+            }
+        };
+        let raw = socket(family, SockType::Raw, SockFlag::empty(), protocol).unwrap();
+        let raw = KernelSocket::from(raw);
+        raw.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        raw.connect((to, 0)).unwrap();
+        raw.send(&[request.as_slice(), &payload].concat()).unwrap();
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let len = raw.recv(&mut buffer).unwrap();
+            let header_bytes = if to.is_ipv4() { 20 } else { 0 };
+            let message = &buffer[header_bytes..len];
+            if message[0] == reply {
+                assert!(message[8..] == payload, "{to}: {} bytes", message.len());
+                break;
+            }
+        }
+    }
+    drop(net);
+    assert_eq!(running.end().frames_away, 0);
 }
