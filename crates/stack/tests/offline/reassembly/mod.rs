@@ -5,6 +5,7 @@
 mod flood;
 pub(crate) mod frames;
 mod laws;
+mod links;
 mod moving;
 
 use forebay_buf::Pool;
