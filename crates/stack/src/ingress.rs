@@ -242,7 +242,8 @@ impl Stack {
         }
     }
 
-    fn receive(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+    fn receive(&mut self, mut packet: Packet, context: &mut RxContext<'_>) {
+        packet.headers.device = context.device;
         let received = self.network.receive(packet, context.identity, context.now_ns, context.pool);
         self.dispose(received, context);
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -41,6 +41,46 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
         addresses.extend(own.or(either).map(|address| (address, message.header.prefix_len)));
     }
     Ok(addresses)
+}
+
+/// Addresses of all other interfaces at which this host receives packets by an interface (`RTN_LOCAL`): not loopback
+/// ones, and no link-local ones of IPv6.
+///
+/// # Errors
+/// If the netlink request fails.
+pub fn addresses_elsewhere(than: InterfaceIndex) -> io::Result<Vec<IpAddr>> {
+    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let received = |answer| match answer {
+        RouteNetlinkMessage::NewAddress(message) if message.header.index != than.0 => {
+            received_everywhere(&message)
+        }
+        _ => None,
+    };
+    Ok(netlink::dump(&request)?.into_iter().filter_map(received).collect())
+}
+
+/// Address of an interface, if this host receives packets to it by others, too.
+fn received_everywhere(message: &AddressMessage) -> Option<IpAddr> {
+    let flags = message.header.flags;
+    // Duplicate address detection has not ended, or has found another host (RFC 4862, section 5.4).
+    let is_not_yet = flags.contains(AddressHeaderFlags::Tentative)
+        && !flags.contains(AddressHeaderFlags::Optimistic);
+    if is_not_yet || flags.contains(AddressHeaderFlags::Dadfailed) {
+        return None;
+    }
+    let (mut own, mut either) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(address) => own = Some(*address),
+            AddressAttribute::Address(address) => either = Some(*address),
+            _ => {}
+        }
+    }
+    let is_of_link = |address: &IpAddr| match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    own.or(either).filter(|address| !address.is_loopback() && !is_of_link(address))
 }
 
 /// Questions to the kernel about next hops, over a socket that stays open. They concern the network

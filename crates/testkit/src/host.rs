@@ -1,4 +1,4 @@
-//! Host of a stack for tests: one device, a clock that stands, sockets that are never closed.
+//! Host of a stack for tests: devices with the same addresses, a clock that stands, sockets that are never closed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -25,10 +25,12 @@ impl SentPackets {
     }
 }
 
-/// Host with one device, at time 1 ns unless that is changed.
+/// Host with these addresses on each device, at time 1 ns unless that is changed.
 #[derive(Debug)]
 pub struct FixedHost {
     identity: Arc<Identity>,
+    /// Number of devices: 1, unless that is changed. Queues belong to them in turn.
+    pub devices: usize,
     table: Arc<SocketTable>,
     /// Indexed by [`SocketId::index`].
     sockets: Vec<Arc<SocketQueue>>,
@@ -48,6 +50,7 @@ impl FixedHost {
     pub fn new(identity: Identity, bound: Vec<Binding>, sockets: Vec<Arc<SocketQueue>>) -> Self {
         Self {
             identity: Arc::new(identity),
+            devices: 1,
             table: Arc::new(SocketTable::new(bound, 1)),
             sockets,
             neighbours: Mutex::new(Neighbours::new([1; 16])),
@@ -87,12 +90,12 @@ impl Host for FixedHost {
         self.policy.load()
     }
 
-    fn device_of(&self, _queue: RxQueue) -> usize {
-        0
+    fn device_of(&self, queue: RxQueue) -> usize {
+        usize::from(queue.0) % self.devices
     }
 
     fn device_count(&self) -> usize {
-        1
+        self.devices
     }
 
     fn with_pool(&self, act: &mut dyn FnMut(&mut Pool)) {

@@ -79,7 +79,8 @@ impl Host for CpuHost {
     }
 
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>) {
-        self.shared.transmitter_of(self.index).gather_as_is(device, packets);
+        let mtu = self.shared.routes().identity(device).mtu;
+        self.shared.transmitter_of(self.index).gather_answers(device, mtu, packets);
         // Ignored: a device that is gone ends its source.
         let _ = self.shared.flush(self.index, device);
     }

@@ -88,7 +88,9 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
                 let addresses = prefixes(addresses);
                 let mac = has_link.then_some(mac);
                 let is_whole_host = true;
-                (Identity { mac, addresses, groups: Vec::new(), mtu, is_whole_host }, None)
+                let identity =
+                    Identity { mac, addresses, mtu, is_whole_host, ..Identity::default() };
+                (identity, None)
             }
         };
         let gateways = Gateways::default();
@@ -128,18 +130,21 @@ pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the kernel's addresses on an interface. `is_whole_host` is true if the kernel receives
+/// Reads the kernel's addresses on an interface, and those elsewhere. `is_whole_host` is true if the kernel receives
 /// nothing there, so that ARP and echo are answered here.
 fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
-    let addresses = neighbour::addresses(interface.index).map_err(|source| Error::Device {
+    let refused = |source| Error::Device {
         name: interface.name.clone(),
         what: "read its addresses".to_owned(),
         source,
         help: "check that this process may use netlink sockets".to_owned(),
-    })?;
+    };
+    let addresses = neighbour::addresses(interface.index).map_err(refused)?;
+    let elsewhere = neighbour::addresses_elsewhere(interface.index).map_err(refused)?;
     Ok(Identity {
         mac: interface.mac.filter(|_| interface.is_ethernet).map(|MacAddress(mac)| mac),
         addresses: prefixes(&addresses),
+        elsewhere,
         groups: Vec::new(),
         mtu: interface.mtu,
         is_whole_host,

@@ -35,17 +35,20 @@ impl Routes<'_> {
 
     /// Finds the device for a packet from one of this host's addresses, such as an answer. The device that has the address is
     /// used even if another one leads to the destination, too: what came by it goes back by it. Only of the kernel's
-    /// devices another one is used if it ranks higher, as the kernel's routes go by destination. A link-local destination is
-    /// on the link of its source.
+    /// devices another one is used if it ranks higher, as the kernel's routes go by destination; and any of them for an
+    /// address of the kernel on another interface. A link-local destination is on the link of its source.
     pub(super) fn find_between(
         &self,
         source: Option<IpAddr>,
         destination: IpAddr,
     ) -> Option<usize> {
         let has_source =
-            |device: &NetDevice| source.is_some_and(|own| device.identity.load().is_own(own));
+            |device: &NetDevice| source.is_some_and(|own| device.identity.load().is_on_device(own));
         let Some((rank, (own, _))) = self.best(destination, has_source) else {
-            return Some(self.find(destination)?.0);
+            let accepts =
+                |device: &NetDevice| source.is_some_and(|own| device.identity.load().is_own(own));
+            let found = self.best(destination, accepts).map(|(_, route)| route);
+            return Some(found.or_else(|| self.find(destination))?.0);
         };
         if self.0[own].kernels.is_none() || is_link_local(destination) {
             return Some(own);
@@ -125,7 +128,8 @@ impl Routes<'_> {
     pub(super) fn scoped(&self, address: SocketAddr, ours: IpAddr) -> SocketAddr {
         let SocketAddr::V6(mut v6) = address else { return address };
         if v6.ip().is_unicast_link_local() {
-            let mut with_it = self.0.iter().filter(|device| device.identity.load().is_own(ours));
+            let has_it = |device: &&NetDevice| device.identity.load().is_on_device(ours);
+            let mut with_it = self.0.iter().filter(has_it);
             let InterfaceIndex(scope) =
                 with_it.find_map(|device| device.kernels).unwrap_or(InterfaceIndex(0));
             v6.set_scope_id(scope);
@@ -148,6 +152,15 @@ impl Routes<'_> {
     /// True if the address is one of this host's.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.0.iter().any(|device| device.identity.load().is_own(address))
+    }
+
+    /// True if the address is of this host's end of the devices: one of its addresses, unless a device leads to it at the
+    /// other end, as a TAP to the kernel's.
+    pub(super) fn is_this_end(&self, address: IpAddr) -> bool {
+        let has_it = |device: &NetDevice| device.identity.load().is_on_device(address);
+        let found = self.find(address);
+        self.0.iter().any(has_it)
+            || found.is_some_and(|(device, _)| self.identity(device).is_own(address))
     }
 
     /// Addresses of this host on a device.
@@ -307,6 +320,44 @@ mod tests {
         };
         assert_eq!(back("10.0.1.1:1", "192.0.2.9:2", 1), Some((1, Some(ip("10.0.1.1")))));
         assert_eq!(back("224.0.0.251:1", "10.0.1.9:2", 0), Some((1, Some(ip("10.0.1.1")))));
+    }
+
+    /// The kernel's address on another interface may be used by any of its devices, and only if it is named.
+    #[test]
+    fn udp_21_address_elsewhere_leaves_routes() {
+        let own = [&["10.0.0.1/24"][..], &["10.0.1.1/24"]];
+        let mut devices = devices(true, &own);
+        devices.push(self::devices(false, &[&["10.0.2.1/24"]]).remove(0));
+        for (device, elsewhere) in [(0, "10.0.1.1"), (1, "10.0.0.1")] {
+            let elsewhere = ["192.0.2.53", "10.0.2.2", elsewhere].map(ip).to_vec();
+            devices[device].identity.rcu(|on| {
+                let elsewhere = elsewhere.clone();
+                Identity { elsewhere, ..Identity::clone(on) }
+            });
+        }
+        let routes = Routes(&devices);
+        for (from, to, device) in [
+            ("192.0.2.53", "10.0.0.9", 0),
+            ("192.0.2.53", "10.0.1.9", 1),
+            ("192.0.2.53", "192.0.2.9", 0),
+            // The kernel's, though another device is nearer.
+            ("192.0.2.53", "10.0.2.9", 0),
+            ("10.0.1.1", "203.0.113.9", 1),
+        ] {
+            assert_eq!(routes.find_between(Some(ip(from)), ip(to)), Some(device), "{from} to {to}");
+        }
+        assert_eq!(routes.find(ip("192.0.2.9")), Some((0, Some(ip("10.0.0.1")))));
+        assert_eq!(routes.find(ip("10.0.1.9")), Some((1, Some(ip("10.0.1.1")))));
+        for (address, is_own, is_this_end) in [
+            ("192.0.2.53", true, true),
+            ("10.0.1.1", true, true),
+            ("10.0.2.1", true, true),
+            ("10.0.2.2", true, false),
+            ("10.0.0.9", false, false),
+        ] {
+            assert_eq!(routes.is_own(ip(address)), is_own, "{address}");
+            assert_eq!(routes.is_this_end(ip(address)), is_this_end, "{address}");
+        }
     }
 
     #[test]

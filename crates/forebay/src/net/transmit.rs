@@ -1,6 +1,7 @@
 //! Transmit side of sockets: headers, next hop, device.
 
 mod queue; //     sending of what was gathered, by one thread at a time
+mod answers; //   answers of the host itself, which may need fragments
 mod segments; //  segments of TCP, which may wait for their next hop
 mod last_sent; // order of a flow while its senders change CPUs
 
@@ -152,12 +153,6 @@ impl Transmitter {
             mark: SendMark::default(),
             left_mark: LeftMark::default(),
         }
-    }
-
-    /// Gathers complete packets, unchanged.
-    pub(super) fn gather_as_is(&mut self, device: usize, packets: &mut Vec<Packet>) {
-        self.look_at_clock(device);
-        self.paths[device].gathered.append(packets);
     }
 
     /// Gathers a payload as one datagram, in fragments if it may leave in them, or as several of

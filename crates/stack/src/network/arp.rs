@@ -53,7 +53,8 @@ pub fn receive(
         return Err(NetworkDrop::IpInvalidDest);
     }
     let is_request = message.operation == REQUEST;
-    let is_for_us = is_request && on.is_own(message.target.into());
+    // Not for addresses of other interfaces, as with `arp_ignore` 1: behind a load balancer many hosts have its address.
+    let is_for_us = is_request && on.is_on_device(message.target.into());
     if message.sender.is_unspecified() {
         // A probe before taking the address (RFC 5227): answer that it is ours.
         if is_for_us {

@@ -26,6 +26,8 @@ reasons! {
         IpLocalnet = "ip_localnet",
         /// The source address is one of ours.
         IpLocalSource = "ip_local_source",
+        /// A TCP segment to our address, but to the link-layer address of a group or of all hosts.
+        UnicastInL2Multicast = "unicast_in_l2_multicast",
         /// Sent to an address that is not ours; packets are not forwarded.
         IpInaddrerrors = "ip_inaddrerrors",
         /// Sent to a group that this host has not joined.

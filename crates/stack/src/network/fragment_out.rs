@@ -4,13 +4,15 @@
 use std::net::{IpAddr, SocketAddr};
 
 use forebay_buf::Frame;
+use forebay_rx::Packet;
 use forebay_rx::parse::checksum::Sum;
-use forebay_rx::parse::{Headers, Network, Verify, parse};
+use forebay_rx::parse::{Headers, Link, Network, Verify, parse};
 
 use super::compose::{
     ETHERNET_BYTES, HeaderError, IPV4_BYTES, IPV6_BYTES, Ipv4Piece, UDP, UDP_BYTES, UdpHeaders,
     checksum_of, pseudo_v4, pseudo_v6, push_ipv4, push_ipv6, push_link,
 };
+use super::icmp::{ICMP, ICMPV6};
 
 const FRAGMENT_HEADER_BYTES: u32 = 8;
 const FRAGMENT_HEADER: u8 = 44;
@@ -137,6 +139,127 @@ impl<'a> FragmentedDatagram<'a> {
 
     fn len(&self) -> usize {
         self.udp.len() + self.payload.len()
+    }
+}
+
+/// Answer to an echo request, being sent as fragments because the request came in fragments, too.
+#[derive(Clone, Debug)]
+pub struct FragmentedAnswer<'a> {
+    /// Link header and IP header.
+    header: &'a [u8],
+    link: Link,
+    network: Network,
+    message: &'a [u8],
+    id: u32,
+    /// Bytes of the message in each fragment except the last.
+    step: usize,
+    /// Bytes of the message already written.
+    at: usize,
+}
+
+impl<'a> FragmentedAnswer<'a> {
+    /// Divides an ICMP message, whose IP header has neither options nor extension headers, into fragments. `None` for
+    /// another packet, if it fits in `mtu`, and if it must not be fragmented.
+    #[must_use]
+    pub fn of(packet: &'a Packet, mtu: u32) -> Option<Self> {
+        const DO_NOT_FRAGMENT: u8 = 0x40;
+        let Headers { link, network, network_offset, .. } = packet.headers;
+        let bytes = packet.frame.data();
+        let ip = bytes.get(network_offset.into()..)?;
+        let (is_message, ip_bytes, added_bytes) = match (network, ip.first_chunk::<10>()?) {
+            (Network::Ipv4, &[0x45, _, _, _, _, _, flags, _, _, ICMP]) => {
+                (flags & DO_NOT_FRAGMENT == 0, IPV4_BYTES, IPV4_BYTES)
+            }
+            (Network::Ipv6, &[_, _, _, _, _, _, ICMPV6, _, _, _]) => {
+                (true, IPV6_BYTES, IPV6_BYTES + FRAGMENT_HEADER_BYTES)
+            }
+            _ => return None,
+        };
+        let header_len = usize::from(network_offset) + ip_bytes as usize;
+        let (header, message) = bytes.split_at_checked(header_len)?;
+        let step = mtu.saturating_sub(added_bytes) as usize / OFFSET_UNIT * OFFSET_UNIT;
+        let is_too_long = ip.len() > mtu as usize && step > 0 && !packet.is_chain();
+        (is_message && is_too_long).then_some(Self {
+            header,
+            link,
+            network,
+            message,
+            id: 0,
+            step,
+            at: 0,
+        })
+    }
+
+    /// Sets the identification, not recently used between these addresses; IPv4 uses its lower 16 bits.
+    pub fn set_id(&mut self, id: u32) {
+        self.id = id;
+    }
+
+    /// Number of fragments still to be written.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        (self.message.len() - self.at).div_ceil(self.step)
+    }
+
+    /// Maximum number of bytes of a fragment, including its link header.
+    #[must_use]
+    pub fn fragment_bytes_max(&self) -> usize {
+        self.header.len() + FRAGMENT_HEADER_BYTES as usize + self.step
+    }
+
+    /// Writes the next fragment into a frame, and returns its headers.
+    ///
+    /// # Panics
+    /// If the frame has less room than [`fragment_bytes_max`](Self::fragment_bytes_max), or no
+    /// fragment is left.
+    pub fn write_next(&mut self, frame: &mut Frame) -> Headers {
+        let (at, end) = (self.at, (self.at + self.step).min(self.message.len()));
+        assert!(at < end, "as many fragments as were counted");
+        self.at = end;
+        // Lossless: no message is longer than 64 KiB.
+        let offset = u16::try_from(at).unwrap_or(u16::MAX);
+        let (has_more, data) = (end < self.message.len(), &self.message[at..end]);
+        let ip_at = self.header.len()
+            - match self.network {
+                Network::Ipv4 => IPV4_BYTES as usize,
+                Network::Ipv6 | Network::Other => IPV6_BYTES as usize,
+            };
+        let mut fragment_header = [0; FRAGMENT_HEADER_BYTES as usize];
+        let added: &[u8] = match self.network {
+            Network::Ipv4 => &[],
+            Network::Ipv6 | Network::Other => {
+                fragment_header[0] = ICMPV6;
+                let field = offset | u16::from(has_more);
+                fragment_header[2..4].copy_from_slice(&field.to_be_bytes());
+                fragment_header[4..8].copy_from_slice(&self.id.to_be_bytes());
+                &fragment_header
+            }
+        };
+        let behind = self.header.len() + added.len();
+        frame.set_len(u32::try_from(behind + data.len()).unwrap_or(u32::MAX));
+        let bytes = frame.data_mut();
+        bytes[..self.header.len()].copy_from_slice(self.header);
+        bytes[self.header.len()..behind].copy_from_slice(added);
+        bytes[behind..].copy_from_slice(data);
+        let len = u16::try_from(added.len() + data.len()).unwrap_or(u16::MAX);
+        let header = &mut bytes[ip_at..];
+        match self.network {
+            Network::Ipv4 => {
+                let more = if has_more { MORE_FRAGMENTS } else { 0 };
+                let total_len = len.saturating_add(20);
+                header[2..4].copy_from_slice(&total_len.to_be_bytes());
+                header[4..6].copy_from_slice(&self.id.to_be_bytes()[2..]);
+                header[6..8].copy_from_slice(&(more | (offset / 8)).to_be_bytes());
+                header[10..12].fill(0);
+                let sum = !Sum::of(&header[..20]).fold();
+                header[10..12].copy_from_slice(&sum.to_be_bytes());
+            }
+            Network::Ipv6 | Network::Other => {
+                header[4..6].copy_from_slice(&len.to_be_bytes());
+                header[6] = FRAGMENT_HEADER;
+            }
+        }
+        parse(frame.data(), frame.len_bytes(), self.link, Verify::Nothing)
     }
 }
 

@@ -13,9 +13,11 @@ pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 pub struct Identity {
     /// MAC address of the device; `None` if the device has no link header.
     pub mac: Option<[u8; 6]>,
-    /// Unicast addresses of this host, with their subnets. As in the kernel, an address of another
-    /// device is listed too if packets to it may arrive on this device.
+    /// Unicast addresses of this device, with their subnets.
     pub addresses: Vec<Prefix>,
+    /// Unicast addresses of this host on other interfaces. As in the kernel (the weak host model of RFC 1122, section
+    /// 3.3.4.2), packets to them are accepted here, too. They have no subnets here, and are not chosen as sources.
+    pub elsewhere: Vec<IpAddr>,
     /// Groups joined. [`ALL_SYSTEMS`], [`ALL_NODES`] and the solicited-node groups of `addresses`
     /// need not be listed.
     pub groups: Vec<IpAddr>,
@@ -39,6 +41,12 @@ impl Identity {
     /// True if the address is one of this host's unicast addresses.
     #[must_use]
     pub fn is_own(&self, address: IpAddr) -> bool {
+        self.is_on_device(address) || self.elsewhere.contains(&address)
+    }
+
+    /// True if the address is one of this device's unicast addresses.
+    #[must_use]
+    pub fn is_on_device(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|prefix| prefix.address == address)
     }
 
@@ -161,6 +169,15 @@ mod tests {
             let us = identity(&[(own, bits)]);
             assert_eq!(us.is_broadcast(address.parse().unwrap()), expected, "{address} of /{bits}");
         }
+    }
+
+    #[test]
+    fn promise_13_address_elsewhere_is_own_without_subnet() {
+        let vip: IpAddr = "192.0.2.53".parse().unwrap();
+        let us = Identity { elsewhere: vec![vip], ..identity(&[("10.9.0.1", 24)]) };
+        assert!(us.is_own(vip) && us.is_for_us(vip) && !us.is_on_device(vip));
+        assert!(!us.is_to_many("192.0.2.255".parse().unwrap()));
+        assert_eq!(us.source_towards("192.0.2.9".parse().unwrap()), "10.9.0.1".parse().ok());
     }
 
     #[test]

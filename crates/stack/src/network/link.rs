@@ -119,7 +119,7 @@ fn strip(packet: &mut Packet, tags: usize) {
     packet.frame.pull(gone);
     packet.wire_len = packet.wire_len.saturating_sub(gone);
     packet.device_sum = None;
-    packet.headers = Headers::default();
+    packet.headers = Headers { device: packet.headers.device, ..Headers::default() };
     let bytes = packet.frame.data();
     parse_into(&mut packet.headers, bytes, packet.wire_len, None, Verify::Checksums);
 }

@@ -94,7 +94,8 @@ pub enum NetworkVerdict {
     /// A complete, valid UDP datagram for this host, described by `headers`. The frame still begins
     /// with the link header, and ends where the IP packet does.
     Datagram(Packet),
-    /// An answer: to be sent unchanged out of the device that the received packet arrived on.
+    /// An answer: to be sent out of the device that the received packet arrived on, unchanged unless it is
+    /// [longer than the MTU](fragment_out::FragmentedAnswer).
     Answer(Packet),
     /// A packet that needs no further processing; its frame is to be returned to its pool.
     Taken(Packet),
@@ -257,6 +258,7 @@ impl NetworkLayer {
             | NetworkDrop::IpInvalidDest
             | NetworkDrop::IpLocalnet
             | NetworkDrop::IpLocalSource
+            | NetworkDrop::UnicastInL2Multicast
             | NetworkDrop::IpInaddrerrors
             | NetworkDrop::SourceRoute
             | NetworkDrop::IpNoproto

@@ -85,7 +85,8 @@ fn solicited(
             return Err(NetworkDrop::IpInvalidSource);
         }
     }
-    if !on.is_own(target.into()) {
+    // Not for addresses of other interfaces.
+    if !on.is_on_device(target.into()) {
         return Ok(NeighbourEvent::default());
     }
     let back_to = lladdr.or(came_from);

@@ -8,6 +8,7 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Fragment, Headers, Transport, View};
 
 use super::icmp::{self, EchoAsked};
+use super::link::{self, PacketType};
 use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, tcp, udp};
 
 /// Position of a transport header, and its pseudo-header.
@@ -156,6 +157,10 @@ impl NetworkLayer {
             // `tcp_v4_rcv`: a connection has two ends.
             return self.dropped(packet, NetworkDrop::IpInvalidDest);
         }
+        if link::addressed_to_host(&packet, on) != Ok(PacketType::Host) {
+            // `tcp_v4_rcv`, `tcp_v6_rcv`: all hosts of the link would answer.
+            return self.dropped(packet, NetworkDrop::UnicastInL2Multicast);
+        }
         let segment = tcp::TcpBytes {
             bytes: TransportBytes { packet: &packet, offset: place.offset },
             pseudo_sum: place.pseudo_sum,
@@ -195,14 +200,12 @@ impl NetworkLayer {
         };
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
-        // A longer reply would have to be fragmented.
-        let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
         let refused = icmp_error::refused(bytes, place.is_ipv6);
         let path_error = self.takes_tcp.then(|| tcp::quoted(bytes, place.is_ipv6)).flatten();
         match asked {
             Err(reason) => self.dropped(packet, reason),
             Ok(EchoAsked::Echo)
-                if on.is_whole_host && fits && icmp::echo(&mut packet, place.offset, on) =>
+                if on.is_whole_host && icmp::echo(&mut packet, place.offset, on) =>
             {
                 ip.out_requests.add(1);
                 icmp.out_msgs.add(1);

@@ -76,6 +76,7 @@ impl Host {
         let identity = Identity {
             mac: Some(OURS),
             addresses: vec![prefix],
+            elsewhere: Vec::new(),
             groups: Vec::new(),
             mtu: 9000,
             is_whole_host: true,

@@ -71,7 +71,7 @@ fn check_destination(shared: &NetState, to: IpAddr) -> io::Result<()> {
     if to.is_multicast() {
         return Err(Errno::NETUNREACH.into());
     }
-    if to.is_unspecified() || to.is_loopback() || shared.routes().is_own(to) {
+    if to.is_unspecified() || to.is_loopback() || shared.routes().is_this_end(to) {
         let why =
             format!("{to} is this host itself: Forebay has no loopback, connect by the kernel");
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));

@@ -43,6 +43,7 @@ impl Us {
         let identity = Identity {
             mac: Some(MAC),
             addresses: [v4.as_slice(), &v6].concat(),
+            elsewhere: Vec::new(),
             groups: vec![JOINED_V4.into(), JOINED_V6.into()],
             mtu: 1500,
             is_whole_host: true,

@@ -5,6 +5,7 @@ mod calls; //    what the calls of `std` do
 mod end; //      what waits when a run ends
 mod exchange; // datagrams to and fro
 mod groups; //   multicast
+mod host; //     its addresses elsewhere, and its answers
 mod messages; // what headers say, both ways
 pub(crate) mod moving; //   readers that move
 pub(crate) mod shared; //   on an interface that the kernel has too
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         end::TRIALS,
         messages::TRIALS,
         groups::TRIALS,
+        host::TRIALS,
     ]
     .concat();
     let inside = |missing: Option<String>| {

@@ -1,7 +1,7 @@
 //! TCP sockets against the kernel's, through a TAP or a veth in a network namespace per test.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-mod streams; // bytes to and fro
+pub(crate) mod streams; // bytes to and fro
 mod fast_open; // data in a SYN
 mod shared; //  beside the kernel
 mod calls; //   what the calls of `std` do

@@ -7,16 +7,18 @@ use forebay_rx::parse::extension::{
     ROUTING,
 };
 
-use crate::network::NetworkDrop;
+use crate::network::{NetworkDrop, ipv6};
 
-/// Key of a datagram, common to its fragments: addresses, identification and, in IPv4 (RFC 791,
-/// section 3.2) but not in IPv6 (RFC 8200, section 4.5), the protocol.
+/// Key of a datagram, common to its fragments: addresses, identification, in IPv4 (RFC 791,
+/// section 3.2) but not in IPv6 (RFC 8200, section 4.5) the protocol, and the device where addresses are of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Key {
     /// Source and destination; in IPv4 padded with zeros.
     pub(super) addresses: [u8; 32],
     pub(super) id: u32,
     pub(super) protocol: u8,
+    /// Device that fragments to a link-local address or group of IPv6 arrived on (`ipv6_frag_rcv`); 0 for others.
+    pub(super) device: u8,
 }
 
 /// Position of a fragment: `start < 65,536`, and `end - start <= 65,535`.
@@ -64,7 +66,7 @@ impl FragmentPart {
         let at = usize::from(packet.headers.network_offset);
         match packet.headers.network {
             Network::Ipv4 => ipv4(bytes, at),
-            Network::Ipv6 => ipv6(bytes, at),
+            Network::Ipv6 => ipv6(bytes, at, packet.headers.device),
             Network::Other => Err(NetworkDrop::UnhandledProto),
         }
     }
@@ -89,7 +91,7 @@ fn ipv4(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     let id = u32::from(u16::from_be_bytes([header[4], header[5]]));
     let start = u32::from(flags & OFFSET_MASK) * 8;
     Ok(FragmentPart {
-        key: Key { addresses, id, protocol: header[9] },
+        key: Key { addresses, id, protocol: header[9], device: 0 },
         start,
         end: start + len_bytes(data_len),
         is_last: flags & MORE_FRAGMENTS == 0,
@@ -101,7 +103,7 @@ fn ipv4(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
 }
 
 /// `ipv6_frag_rcv` and `ip6_frag_queue` in the kernel's `net/ipv6/reassembly.c`.
-fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
+fn ipv6(bytes: &[u8], at: usize, device: u8) -> Result<FragmentPart, NetworkDrop> {
     const MORE_FRAGMENTS: u16 = 1;
     const OFFSET_MASK: u16 = 0xfff8;
     let header: &[u8; IPV6_BYTES] = field(bytes, at).ok_or(NetworkDrop::PktTooSmall)?;
@@ -131,8 +133,11 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     }
     let mut addresses = [0; 32];
     addresses.copy_from_slice(&header[8..40]);
+    let (_, destination) = ipv6::addresses(header).ok_or(NetworkDrop::PktTooSmall)?;
+    let is_of_link = destination.is_multicast() || destination.is_unicast_link_local();
+    let device = if is_of_link { device } else { 0 };
     Ok(FragmentPart {
-        key: Key { addresses, id: u32::from_be_bytes(*id), protocol: 0 },
+        key: Key { addresses, id: u32::from_be_bytes(*id), protocol: 0, device },
         start,
         end,
         is_last,

@@ -423,10 +423,10 @@ impl HeldFragments {
     }
 
     fn hash(&self, key: &Key) -> u64 {
-        let mut bytes = [0; 37];
+        let mut bytes = [0; 38];
         bytes[..32].copy_from_slice(&key.addresses);
         bytes[32..36].copy_from_slice(&key.id.to_ne_bytes());
-        bytes[36] = key.protocol;
+        (bytes[36], bytes[37]) = (key.protocol, key.device);
         self.hasher.hash(&bytes)
     }
 }

@@ -129,6 +129,21 @@ fn kernel_answers_where_it_hosts() {
 }
 
 #[test]
+fn promise_13_addresses_elsewhere_are_not_announced() {
+    let mut on = identity();
+    on.addresses.retain(|own| own.bits == 32 || own.address == ip("fe80::1"));
+    on.elsewhere = vec![ip("10.9.0.1"), ip("fd00::1")];
+    let mut pool = pool(4);
+    let request = arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.1");
+    let mut of_arp = packet(&mut pool, &request);
+    assert!(!arp::receive(&mut of_arp, &on, false).unwrap().is_answer);
+    assert_eq!(of_arp.frame.data(), request);
+    let mut of_ndisc = packet(&mut pool, &solicitation().bytes());
+    assert!(!ndisc::receive(&mut of_ndisc, IP + 40, &on).unwrap().is_answer);
+    assert_eq!(of_ndisc.frame.data(), solicitation().bytes());
+}
+
+#[test]
 fn solicitor_advertised_and_remembered() {
     let mut pool = pool(8);
     let ours = [&[2, 1], OURS.as_slice()].concat();

@@ -4,5 +4,5 @@
 
 mod messages;
 mod received;
-mod rig;
+pub(crate) mod rig;
 mod table;

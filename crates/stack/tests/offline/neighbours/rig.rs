@@ -46,6 +46,7 @@ pub(crate) fn identity() -> Identity {
             prefix("fe80::1", 64),
             prefix("fd00::1", 64),
         ],
+        elsewhere: Vec::new(),
         groups: Vec::new(),
         mtu: 1500,
         is_whole_host: true,

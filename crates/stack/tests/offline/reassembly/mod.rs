@@ -3,8 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod flood;
-mod frames;
+pub(crate) mod frames;
 mod laws;
+mod links;
 mod moving;
 
 use forebay_buf::Pool;
