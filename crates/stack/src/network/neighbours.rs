@@ -89,7 +89,7 @@ pub enum Replaces {
     Now,
     /// Only if the known address is older than `locktime`.
     WhenSettled,
-    /// Never, but a different address makes the entry stale.
+    /// Never, but a different address makes a reachable entry stale.
     Never,
 }
 
@@ -320,7 +320,10 @@ impl Neighbours {
                 }
             }
             (Some(_), Replaces::Never) if is_another => {
-                neighbour.doubt(now_ns);
+                // RFC 4861, section 7.2.5: it changes no other state, and delays no probe.
+                if now_ns < neighbour.reachable_until_ns {
+                    neighbour.doubt(now_ns);
+                }
                 return;
             }
             (Some(_), Replaces::Never) => {}

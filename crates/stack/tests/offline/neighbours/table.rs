@@ -214,6 +214,24 @@ fn who_takes_the_place_of_whom() {
     }
 }
 
+/// Other claims to the address are ignored once the entry is stale (RFC 4861, section 7.2.5).
+#[test]
+fn promise_8_claims_postpone_no_probe() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
+    rig.hear(answer(THEIRS), 0);
+    let claim = NeighbourObservation { replaces: Replaces::Never, ..answer(OTHERS) };
+    let mut probes = 0;
+    let until = (0..20).find(|second| {
+        let now_ns = second * SECOND_NS;
+        rig.hear(claim, now_ns);
+        let found = rig.resolve(NEIGHBOUR, now_ns);
+        probes += usize::from(found == Found::Probing(THEIRS));
+        found == Found::Asking
+    });
+    assert_eq!((until, probes), (Some(8), 3));
+}
+
 #[test]
 fn strangers_remembered_only_if_addressing_us() {
     let mut rig = Rig::new();
