@@ -128,7 +128,7 @@ impl DeviceNeighbours {
     }
 
     /// Queues the packets of one send until their next hop is resolved. Packets displaced by them
-    /// go to `dropped`.
+    /// go to `dropped`. If it has been resolved meanwhile, they stay in `packets`, complete, to be sent.
     pub(super) fn hold(
         &mut self,
         neighbour: IpAddr,

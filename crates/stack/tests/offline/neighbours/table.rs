@@ -473,7 +473,13 @@ fn three_packets_wait_oldest_goes() {
     assert_eq!((rig.neighbours.waiting(), WAITING_MAX), (3, 3));
     assert_eq!(rig.hear(answer(THEIRS), 2), 3);
     assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
-    assert_eq!(rig.hold(NEIGHBOUR, 4, 3), [4], "it need not wait");
+    // It need not wait: its header is complete, and it is given back.
+    let mut packets = vec![packet(&mut rig.pool, &[&[0; 6], OURS.as_slice(), &[8, 0, 4]].concat())];
+    let mut dropped = Vec::new();
+    rig.neighbours.hold(ip(NEIGHBOUR), &mut packets, 3, &mut dropped);
+    assert_eq!((packets.len(), dropped.len()), (1, 0));
+    assert_eq!(packets[0].frame.data()[..6], THEIRS);
+    assert_eq!(rig.neighbours.drops().neigh_dead, 1, "the one that nobody had asked for");
 }
 
 /// The fragments of a datagram wait in one slot, and leave or are dropped together.
