@@ -43,6 +43,40 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
     Ok(addresses)
 }
 
+/// Valid entry of the kernel for a neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NeighbourEntry {
+    /// Link-layer address.
+    pub lladdr: MacAddress,
+    /// State of the entry.
+    pub state: EntryState,
+}
+
+/// State of a valid entry (`NUD_VALID`), by the kernel's own checks of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EntryState {
+    /// Set for good: never checked (`NUD_PERMANENT`, `NUD_NOARP`).
+    Fixed,
+    /// Confirmed lately, or about to be probed (`NUD_REACHABLE`, `NUD_DELAY`, `NUD_PROBE`).
+    Current,
+    /// Not confirmed lately, and not probed before the kernel itself sends there (`NUD_STALE`).
+    Stale,
+}
+
+impl EntryState {
+    /// State of an entry; `None` if it is not valid.
+    fn of(state: NeighbourState) -> Option<Self> {
+        match state {
+            NeighbourState::Permanent | NeighbourState::Noarp => Some(Self::Fixed),
+            NeighbourState::Reachable | NeighbourState::Delay | NeighbourState::Probe => {
+                Some(Self::Current)
+            }
+            NeighbourState::Stale => Some(Self::Stale),
+            _ => None,
+        }
+    }
+}
+
 /// Questions to the kernel about next hops, over a socket that stays open. They concern the network
 /// namespace of the thread that opened it.
 #[derive(Debug)]
@@ -71,15 +105,15 @@ impl NextHops {
         Ok(route.map(|route| gateway_of(&route).unwrap_or(destination)))
     }
 
-    /// Link-layer address of a neighbour, if the kernel has a valid entry.
+    /// The kernel's entry of a neighbour, if it is valid.
     ///
     /// # Errors
     /// If the netlink request fails.
-    pub fn lladdr_of(
+    pub fn entry_of(
         &mut self,
         neighbour: IpAddr,
         on: InterfaceIndex,
-    ) -> io::Result<Option<MacAddress>> {
+    ) -> io::Result<Option<NeighbourEntry>> {
         let request = message(neighbour, on);
         let answers = match self.0.ask(RouteNetlinkMessage::GetNeighbour(request)) {
             Ok(answers) => answers,
@@ -87,19 +121,22 @@ impl NextHops {
             Err(error) => return Err(error),
         };
         Ok(answers.iter().find_map(|answer| match answer {
-            RouteNetlinkMessage::NewNeighbour(known) if is_usable(known.header.state) => {
-                known.attributes.iter().find_map(|attribute| match attribute {
+            RouteNetlinkMessage::NewNeighbour(known) => {
+                let state = EntryState::of(known.header.state)?;
+                let lladdr = known.attributes.iter().find_map(|attribute| match attribute {
                     NeighbourAttribute::LinkLayerAddress(address) => {
                         address.as_slice().try_into().ok().map(MacAddress)
                     }
                     _ => None,
-                })
+                })?;
+                Some(NeighbourEntry { lladdr, state })
             }
             _ => None,
         }))
     }
 
-    /// Makes the kernel solicit a neighbour, as if it had a packet for it (`NTF_USE`).
+    /// Makes the kernel solicit a neighbour, as if it had a packet for it (`NTF_USE`). A stale entry is probed after
+    /// `delay_first_probe_time`, unless it is confirmed before.
     ///
     /// # Errors
     /// If the kernel refuses: it requires `CAP_NET_ADMIN`.
@@ -174,19 +211,6 @@ fn message(neighbour: IpAddr, on: InterfaceIndex) -> NeighbourMessage {
         IpAddr::V6(address) => NeighbourAddress::Inet6(address),
     })];
     message
-}
-
-/// True for the states of `NUD_VALID`.
-fn is_usable(state: NeighbourState) -> bool {
-    matches!(
-        state,
-        NeighbourState::Reachable
-            | NeighbourState::Stale
-            | NeighbourState::Delay
-            | NeighbourState::Probe
-            | NeighbourState::Permanent
-            | NeighbourState::Noarp
-    )
 }
 
 fn family(of: IpAddr) -> AddressFamily {

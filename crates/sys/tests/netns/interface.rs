@@ -6,7 +6,7 @@ use forebay_sys::Error;
 use std::net::IpAddr;
 
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, MacAddress, TunInfo};
-use forebay_sys::neighbour::{self, NextHops};
+use forebay_sys::neighbour::{self, EntryState, NeighbourEntry, NextHops};
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
@@ -20,6 +20,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("counters_count_what_was_dropped", counters),
         trial("ops_3_link_status_follows_the_link", link_status),
         trial("tcp_15_next_hops_follow_route_changes", next_hops),
+        trial("promise_8_used_stale_neighbours_are_probed", neighbour_states),
         trial("tcp_15_ipv4_routes_lead_over_ipv6", next_hops_of_other_family),
         trial("udp_21_gateways_are_told_by_interface", gateways),
     ];
@@ -117,11 +118,11 @@ fn next_hops() {
     {
         ip(&format!("route add {far} via {by} dev left"));
         assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(by)));
-        assert_eq!(hops.lladdr_of(address(by), on).unwrap(), None);
+        assert_eq!(hops.entry_of(address(by), on).unwrap(), None);
         for mac in [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]] {
             let mac = MacAddress(mac);
             ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
-            assert_eq!(hops.lladdr_of(address(by), on).unwrap(), Some(mac));
+            assert_eq!(hops.entry_of(address(by), on).unwrap(), Some(fixed(mac)));
         }
         ip(&format!("route change {far} via {then_by} dev left"));
         assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(then_by)));
@@ -137,6 +138,36 @@ fn next_hops() {
     assert_eq!(hops.next_hop(address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
 }
 
+fn fixed(lladdr: MacAddress) -> NeighbourEntry {
+    NeighbourEntry { lladdr, state: EntryState::Fixed }
+}
+
+/// A stale entry is checked once it is used.
+fn neighbour_states() {
+    ip("link add left type veth peer name right");
+    ip("addr add 10.9.0.1/24 dev left");
+    ip("addr add fd00::1/64 dev left nodad");
+    ip("link set left up");
+    ip("link set right up");
+    let on = Interface::named("left").unwrap().index;
+    let lladdr = MacAddress([2, 0, 0, 0, 0, 1]);
+    let mut hops = NextHops::open().unwrap();
+    for of in ["10.9.0.2", "fd00::2"] {
+        let mut state_of = |set: &str| {
+            ip(&format!("neigh replace {of} lladdr {lladdr} dev left nud {set}"));
+            let entry = hops.entry_of(of.parse().unwrap(), on).unwrap();
+            entry.map(|entry| (entry.lladdr == lladdr).then_some(entry.state).unwrap())
+        };
+        assert_eq!(state_of("noarp"), Some(EntryState::Fixed));
+        assert_eq!(state_of("reachable"), Some(EntryState::Current));
+        assert_eq!(state_of("failed"), None);
+        assert_eq!(state_of("stale"), Some(EntryState::Stale));
+        hops.solicit(of.parse().unwrap(), on).unwrap();
+        let entry = NeighbourEntry { lladdr, state: EntryState::Current };
+        assert_eq!(hops.entry_of(of.parse().unwrap(), on).unwrap(), Some(entry));
+    }
+}
+
 /// The link-layer address is the IPv6 neighbour's.
 fn next_hops_of_other_family() {
     ip("link add left type veth peer name right");
@@ -149,10 +180,10 @@ fn next_hops_of_other_family() {
     let mut hops = NextHops::open().unwrap();
     assert_eq!(hops.next_hop(far, on).unwrap(), Some(by));
     assert!(neighbour::has_gateway(far, on).unwrap());
-    assert_eq!(hops.lladdr_of(by, on).unwrap(), None);
+    assert_eq!(hops.entry_of(by, on).unwrap(), None);
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
-    assert_eq!(hops.lladdr_of(by, on).unwrap(), Some(mac));
+    assert_eq!(hops.entry_of(by, on).unwrap(), Some(fixed(mac)));
 }
 
 fn gateways() {

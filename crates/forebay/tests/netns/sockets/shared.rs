@@ -14,11 +14,16 @@ use forebay_testkit::namespaces::command;
 use crate::sockets::Trial;
 use crate::sockets::rig::Running;
 
+/// Datagrams sent, one each 100 ms, until the neighbour is known again, at most.
+const SENDS_MAX: u32 = 300;
+
 pub(crate) const TRIALS: &[Trial] = &[
     ("af_xdp_sockets_beside_the_kernel", over_af_xdp),
     ("af_packet_sockets_silence_the_kernel", over_af_packet),
     ("first_datagram_waits_for_kernel_neighbour", first_goes_by_kernel),
     ("promise_8_taken_device_resolves_neighbours_itself", all_taken),
+    ("promise_8_taken_device_ignores_kernels_neighbours", changed_before),
+    ("promise_8_stale_neighbour_is_asked_again", changed_meanwhile),
     ("promise_13_datagrams_larger_than_frames_come_whole", larger_than_frames),
     ("port_is_ours_or_the_kernels", ports),
 ];
@@ -160,6 +165,46 @@ fn all_taken() {
     drop(socket);
     let mut outcome = running.end();
     assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// The neighbour has another link-layer address than the kernel remembers, which does not hear of it.
+fn changed_before() {
+    let hosts = Hosts::new();
+    hosts.near.command("ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:99 dev ska nud stale");
+    let (net, engine) = hosts.taking(Via::AfXdp, "all");
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let far = hosts.far.run(|| KernelSocket::bind("10.9.0.2:0").unwrap());
+    far.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let to = far.local_addr().unwrap();
+    hosts.near.run(|| socket.send_to(b"first", to).unwrap());
+    let mut buffer = [0; 100];
+    assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+    drop(socket);
+    running.end();
+}
+
+/// Only sockets of ours send to the neighbour: the kernel does not check it of its own accord.
+fn changed_meanwhile() {
+    let hosts = Hosts::new();
+    for probing in ["delay_first_probe_time=1", "ucast_solicit=1", "retrans_time_ms=100"] {
+        hosts.near.command(&format!("sysctl -qw net.ipv4.neigh.ska.{probing}"));
+    }
+    hosts.near.command("ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:99 dev ska nud stale");
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let far = hosts.far.run(|| KernelSocket::bind("10.9.0.2:0").unwrap());
+    far.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let to = far.local_addr().unwrap();
+    let mut buffer = [0; 100];
+    let arrives = |_: u32| {
+        hosts.near.run(|| socket.send_to(b"again", to).unwrap());
+        far.recv(&mut buffer).is_ok()
+    };
+    assert!((0..SENDS_MAX).any(arrives), "none has arrived");
+    drop(socket);
+    running.end();
 }
 
 /// A fragmented datagram is too large for any frame, on either kind of device.
