@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST};
-use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
@@ -17,30 +17,68 @@ use super::interface::{InterfaceIndex, MacAddress};
 use super::netlink::{self, NetlinkSocket};
 
 /// Addresses of an interface, with their prefix lengths.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct InterfaceAddresses {
+    /// Addresses that may be used, deprecated ones last (RFC 6724, section 5, rule 3).
+    pub usable: Vec<(IpAddr, u8)>,
+    /// True if the kernel is still finding out whether another host has an address (RFC 4862, section 5.4).
+    pub has_tentative: bool,
+}
+
+impl InterfaceAddresses {
+    /// Reads the addresses of an interface.
+    ///
+    /// # Errors
+    /// If the netlink request fails.
+    pub fn of(interface: InterfaceIndex) -> io::Result<Self> {
+        let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let answers = netlink::dump(&request)?;
+        let (mut all, mut deprecated) = (Self::default(), Vec::new());
+        for answer in answers {
+            let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
+            let Some(address) =
+                address_in(&message).filter(|_| message.header.index == interface.0)
+            else {
+                continue;
+            };
+            let flags = message.header.flags;
+            let is_tentative = flags.contains(AddressHeaderFlags::Tentative)
+                && !flags.contains(AddressHeaderFlags::Optimistic);
+            if flags.contains(AddressHeaderFlags::Dadfailed) {
+                continue;
+            } else if is_tentative {
+                all.has_tentative = true;
+            } else if flags.contains(AddressHeaderFlags::Deprecated) {
+                deprecated.push((address, message.header.prefix_len));
+            } else {
+                all.usable.push((address, message.header.prefix_len));
+            }
+        }
+        all.usable.append(&mut deprecated);
+        Ok(all)
+    }
+}
+
+/// The interface's own address in a message: on a point-to-point link `IFA_ADDRESS` is the peer's, `IFA_LOCAL` the
+/// own one.
+fn address_in(message: &AddressMessage) -> Option<IpAddr> {
+    let own = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(own) => Some(*own),
+        _ => None,
+    });
+    let either = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    own.or(either)
+}
+
+/// Addresses of an interface that may be used, with their prefix lengths.
 ///
 /// # Errors
 /// If the netlink request fails.
 pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
-    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let answers = netlink::dump(&request)?;
-    let mut addresses = Vec::new();
-    for answer in answers {
-        let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
-        if message.header.index != of.0 {
-            continue;
-        }
-        // On a point-to-point link `IFA_ADDRESS` is the peer's address, `IFA_LOCAL` the own one.
-        let own = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Local(own) => Some(*own),
-            _ => None,
-        });
-        let either = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        });
-        addresses.extend(own.or(either).map(|address| (address, message.header.prefix_len)));
-    }
-    Ok(addresses)
+    InterfaceAddresses::of(of).map(|all| all.usable)
 }
 
 /// Valid entry of the kernel for a neighbour.

@@ -241,6 +241,7 @@ mod tests {
                 identity: ArcSwap::from_pointee(Identity { addresses, ..Identity::default() }),
                 kernels: are_kernels.then_some(InterfaceIndex(index)),
                 gateways: Gateways::default(),
+                has_tentative: AtomicBool::new(false),
                 learned: Arc::default(),
             }
         };

@@ -4,10 +4,15 @@
 
 use forebay_sys::Error;
 use std::net::IpAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, MacAddress, TunInfo};
-use forebay_sys::neighbour::{self, EntryState, NeighbourEntry, NextHops};
+use forebay_sys::neighbour::{self, EntryState, InterfaceAddresses, NeighbourEntry, NextHops};
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
+
+/// Longest wait for the kernel to detect duplicate addresses.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = missing(&["ip"]);
@@ -22,6 +27,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("tcp_15_next_hops_follow_route_changes", next_hops),
         trial("promise_8_used_stale_neighbours_are_probed", neighbour_states),
         trial("tcp_15_ipv4_routes_lead_over_ipv6", next_hops_of_other_family),
+        trial("udp_26_unproven_addresses_are_not_used", unproven_addresses),
         trial("udp_21_gateways_are_told_by_interface", gateways),
     ];
     trials
@@ -208,6 +214,39 @@ fn gateways() {
     ip("route add default via 10.9.0.2 metric 100");
     ip("-6 route add default via fd00::2");
     assert_eq!(told(), [(true, true), (true, false)]);
+}
+
+/// Duplicate address detection has not ended, or another host has the address.
+fn unproven_addresses() {
+    ip("link add left type veth peer name right");
+    ip("addr add fd00::2/64 dev right nodad");
+    ip("link set right addrgenmode none");
+    ip("link set left addrgenmode none");
+    ip("link set left up");
+    ip("link set right up");
+    let on = Interface::named("left").unwrap().index;
+    let address = |text: &str| (text.parse::<IpAddr>().unwrap(), 64);
+    ip("addr add fd00::9/64 dev left nodad preferred_lft 0");
+    ip("addr add fd00::1/64 dev left nodad");
+    let (first, last) = (address("fd00::1"), address("fd00::9"));
+    let expected = InterfaceAddresses { usable: vec![first, last], has_tentative: false };
+    assert_eq!(InterfaceAddresses::of(on).unwrap(), expected, "the deprecated one is last");
+    ip("addr add fd00::2/64 dev left");
+    ip("addr add fd00::3/64 dev left");
+    let before = InterfaceAddresses { has_tentative: true, ..expected };
+    assert_eq!(InterfaceAddresses::of(on).unwrap(), before);
+    let began = Instant::now();
+    let after = loop {
+        let now = InterfaceAddresses::of(on).unwrap();
+        if !now.has_tentative {
+            break now.usable;
+        }
+        assert!(began.elapsed() < PATIENCE, "detection does not end");
+        sleep(Duration::from_millis(10));
+    };
+    let is_there = |text| after.contains(&address(text));
+    assert!(is_there("fd00::3") && !is_there("fd00::2"), "{after:?}");
+    assert_eq!(after.last(), Some(&last));
 }
 
 fn not_there() {

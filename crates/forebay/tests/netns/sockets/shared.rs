@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::UdpSocket as KernelSocket;
+use std::thread::sleep;
 use std::time::Duration;
 
 use forebay::net::{Datagrams, Net, NetConfig, NetEngine, Stack, UdpSocket};
@@ -14,6 +15,9 @@ use forebay_testkit::namespaces::command;
 use crate::sockets::Trial;
 use crate::sockets::rig::Running;
 
+/// Looks at an address, one each 10 ms, until it may be used, at most.
+const LOOKS_MAX: u32 = 6000;
+
 /// Datagrams sent, one each 100 ms, until the neighbour is known again, at most.
 const SENDS_MAX: u32 = 300;
 
@@ -24,6 +28,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("promise_8_taken_device_resolves_neighbours_itself", all_taken),
     ("promise_8_taken_device_ignores_kernels_neighbours", changed_before),
     ("promise_8_stale_neighbour_is_asked_again", changed_meanwhile),
+    ("udp_26_proven_address_is_taken_up", proven_meanwhile),
     ("promise_13_datagrams_larger_than_frames_come_whole", larger_than_frames),
     ("port_is_ours_or_the_kernels", ports),
 ];
@@ -203,6 +208,30 @@ fn changed_meanwhile() {
         far.recv(&mut buffer).is_ok()
     };
     assert!((0..SENDS_MAX).any(arrives), "none has arrived");
+    drop(socket);
+    running.end();
+}
+
+/// The kernel is finding out whether the address is another host's when the run begins.
+fn proven_meanwhile() {
+    let hosts = Hosts::new();
+    for of in ["all", "ska"] {
+        hosts.near.command(&format!("sysctl -qw net.ipv6.conf.{of}.disable_ipv6=0"));
+    }
+    hosts.near.command("ip addr add fd00::1/64 dev ska");
+    let (net, engine) = hosts.taking(Via::AfXdp, "all");
+    let bind = || hosts.near.run(|| net.bind("[fd00::1]:53"));
+    assert_eq!(bind().unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let mut looks = 0..LOOKS_MAX;
+    let socket = loop {
+        looks.next().unwrap();
+        match bind() {
+            Ok(socket) => break socket,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::AddrNotAvailable),
+        }
+        sleep(Duration::from_millis(10));
+    };
     drop(socket);
     running.end();
 }
