@@ -204,6 +204,21 @@ pub fn has_gateway(destination: IpAddr, by: InterfaceIndex) -> io::Result<bool> 
     Ok(route.is_some_and(|route| gateway_of(&route).is_some()))
 }
 
+/// Source address that the kernel uses for a destination by an interface; `None` if it has no route there.
+///
+/// # Errors
+/// If the netlink request fails, or the route forbids to send.
+pub fn source_to(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
+    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
+    Ok(route.and_then(|route| {
+        route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => Some(IpAddr::V4(*source)),
+            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => Some(IpAddr::V6(*source)),
+            _ => None,
+        })
+    }))
+}
+
 fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),

@@ -173,10 +173,13 @@ fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<(Identity, bo
     Ok((identity, found.has_tentative))
 }
 
-/// Asks the kernel for gateways on an interface. Without an answer there are none: the first device leads everywhere.
+/// Asks the kernel for gateways on an interface, and for its source addresses beyond the subnets. Without an answer there are
+/// none: the first device leads everywhere.
 fn find_gateways(interface: InterfaceIndex, gateways: &Gateways) {
     let has = |anywhere| neighbour::has_gateway(anywhere, interface).unwrap_or(false);
     gateways.set(has(ANYWHERE_V4), has(ANYWHERE_V6));
+    let source = |anywhere| neighbour::source_to(anywhere, interface).ok().flatten();
+    gateways.set_sources([ANYWHERE_V4, ANYWHERE_V6].map(source));
 }
 
 fn prefixes(addresses: &[(IpAddr, u8)]) -> Vec<Prefix> {

@@ -28,6 +28,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("promise_8_used_stale_neighbours_are_probed", neighbour_states),
         trial("tcp_15_ipv4_routes_lead_over_ipv6", next_hops_of_other_family),
         trial("udp_26_unproven_addresses_are_not_used", unproven_addresses),
+        trial("udp_27_kernel_tells_source_of_routes", sources_of_routes),
         trial("udp_21_gateways_are_told_by_interface", gateways),
     ];
     trials
@@ -247,6 +248,34 @@ fn unproven_addresses() {
     let is_there = |text| after.contains(&address(text));
     assert!(is_there("fd00::3") && !is_there("fd00::2"), "{after:?}");
     assert_eq!(after.last(), Some(&last));
+}
+
+fn sources_of_routes() {
+    ip("link add left type veth peer name right");
+    for own in ["10.8.0.1/24", "10.9.0.1/24", "10.9.0.7/24"] {
+        ip(&format!("addr add {own} dev left"));
+    }
+    ip("addr add fd00::1/64 dev left nodad");
+    ip("addr add 2001:db8:1::1/64 dev left nodad");
+    ip("link set left up");
+    ip("link set right up");
+    let on = Interface::named("left").unwrap().index;
+    let source = |far: &str| {
+        let told = neighbour::source_to(far.parse().unwrap(), on).unwrap();
+        told.map(|told| told.to_string())
+    };
+    assert_eq!(source("2001:db8::1"), None, "no route");
+    ip("route add default via 10.9.0.2");
+    ip("route add 198.51.100.0/24 via 10.9.0.2 src 10.9.0.7");
+    ip("-6 route add default via fd00::2");
+    for (far, expected) in [
+        ("192.0.2.1", "10.9.0.1"),
+        ("198.51.100.1", "10.9.0.7"),
+        ("2001:db8::1", "2001:db8:1::1"),
+        ("fd01::1", "fd00::1"),
+    ] {
+        assert_eq!(source(far).as_deref(), Some(expected), "{far}");
+    }
 }
 
 fn not_there() {

@@ -29,6 +29,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("promise_8_taken_device_ignores_kernels_neighbours", changed_before),
     ("promise_8_stale_neighbour_is_asked_again", changed_meanwhile),
     ("udp_26_proven_address_is_taken_up", proven_meanwhile),
+    ("udp_27_source_is_the_routes", source_of_route),
     ("promise_13_datagrams_larger_than_frames_come_whole", larger_than_frames),
     ("port_is_ours_or_the_kernels", ports),
 ];
@@ -234,6 +235,24 @@ fn proven_meanwhile() {
     };
     drop(socket);
     running.end();
+}
+
+/// Neither the first address nor that of the default route.
+fn source_of_route() {
+    let hosts = Hosts::new();
+    for own in ["10.9.0.7/24", "10.9.0.8/24"] {
+        hosts.near.command(&format!("ip addr add {own} dev ska"));
+    }
+    hosts.near.command("ip route add default via 10.9.0.2 src 10.9.0.7");
+    hosts.near.command("ip route add 198.51.100.0/24 via 10.9.0.2 src 10.9.0.8");
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    for (far, expected) in [("192.0.2.1:1", "10.9.0.7:53"), ("198.51.100.1:1", "10.9.0.8:53")] {
+        hosts.near.run(|| socket.connect(far).unwrap());
+        assert_eq!(socket.local_addr().to_string(), expected);
+        hosts.near.run(|| socket.disconnect());
+    }
+    drop((socket, engine));
 }
 
 /// A fragmented datagram is too large for any frame, on either kind of device.
