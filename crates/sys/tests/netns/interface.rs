@@ -227,8 +227,8 @@ fn unproven_addresses() {
     ip("link set right up");
     let on = Interface::named("left").unwrap().index;
     let address = |text: &str| (text.parse::<IpAddr>().unwrap(), 64);
-    ip("addr add fd00::9/64 dev left nodad preferred_lft 0");
     ip("addr add fd00::1/64 dev left nodad");
+    ip("addr add fd00::9/64 dev left nodad preferred_lft 0");
     let (first, last) = (address("fd00::1"), address("fd00::9"));
     let expected = InterfaceAddresses { usable: vec![first, last], has_tentative: false };
     assert_eq!(InterfaceAddresses::of(on).unwrap(), expected, "the deprecated one is last");
