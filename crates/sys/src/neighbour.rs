@@ -17,30 +17,102 @@ use super::interface::{InterfaceIndex, MacAddress};
 use super::netlink::{self, NetlinkSocket};
 
 /// Addresses of an interface, with their prefix lengths.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct InterfaceAddresses {
+    /// Addresses that may be used, deprecated ones last (RFC 6724, section 5, rule 3).
+    pub usable: Vec<(IpAddr, u8)>,
+    /// True if the kernel is still finding out whether another host has an address (RFC 4862, section 5.4).
+    pub has_tentative: bool,
+}
+
+impl InterfaceAddresses {
+    /// Reads the addresses of an interface.
+    ///
+    /// # Errors
+    /// If the netlink request fails.
+    pub fn of(interface: InterfaceIndex) -> io::Result<Self> {
+        let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        let answers = netlink::dump(&request)?;
+        let (mut all, mut deprecated) = (Self::default(), Vec::new());
+        for answer in answers {
+            let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
+            let Some(address) =
+                address_in(&message).filter(|_| message.header.index == interface.0)
+            else {
+                continue;
+            };
+            let flags = message.header.flags;
+            let is_tentative = flags.contains(AddressHeaderFlags::Tentative)
+                && !flags.contains(AddressHeaderFlags::Optimistic);
+            if flags.contains(AddressHeaderFlags::Dadfailed) {
+                continue;
+            } else if is_tentative {
+                all.has_tentative = true;
+            } else if flags.contains(AddressHeaderFlags::Deprecated) {
+                deprecated.push((address, message.header.prefix_len));
+            } else {
+                all.usable.push((address, message.header.prefix_len));
+            }
+        }
+        all.usable.append(&mut deprecated);
+        Ok(all)
+    }
+}
+
+/// The interface's own address in a message: on a point-to-point link `IFA_ADDRESS` is the peer's, `IFA_LOCAL` the
+/// own one.
+fn address_in(message: &AddressMessage) -> Option<IpAddr> {
+    let own = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(own) => Some(*own),
+        _ => None,
+    });
+    let either = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    own.or(either)
+}
+
+/// Addresses of an interface that may be used, with their prefix lengths.
 ///
 /// # Errors
 /// If the netlink request fails.
 pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
-    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let answers = netlink::dump(&request)?;
-    let mut addresses = Vec::new();
-    for answer in answers {
-        let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
-        if message.header.index != of.0 {
-            continue;
+    InterfaceAddresses::of(of).map(|all| all.usable)
+}
+
+/// Valid entry of the kernel for a neighbour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NeighbourEntry {
+    /// Link-layer address.
+    pub lladdr: MacAddress,
+    /// State of the entry.
+    pub state: EntryState,
+}
+
+/// State of a valid entry (`NUD_VALID`), by the kernel's own checks of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EntryState {
+    /// Set for good: never checked (`NUD_PERMANENT`, `NUD_NOARP`).
+    Fixed,
+    /// Confirmed lately, or about to be probed (`NUD_REACHABLE`, `NUD_DELAY`, `NUD_PROBE`).
+    Current,
+    /// Not confirmed lately, and not probed before the kernel itself sends there (`NUD_STALE`).
+    Stale,
+}
+
+impl EntryState {
+    /// State of an entry; `None` if it is not valid.
+    fn of(state: NeighbourState) -> Option<Self> {
+        match state {
+            NeighbourState::Permanent | NeighbourState::Noarp => Some(Self::Fixed),
+            NeighbourState::Reachable | NeighbourState::Delay | NeighbourState::Probe => {
+                Some(Self::Current)
+            }
+            NeighbourState::Stale => Some(Self::Stale),
+            _ => None,
         }
-        // On a point-to-point link `IFA_ADDRESS` is the peer's address, `IFA_LOCAL` the own one.
-        let own = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Local(own) => Some(*own),
-            _ => None,
-        });
-        let either = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        });
-        addresses.extend(own.or(either).map(|address| (address, message.header.prefix_len)));
     }
-    Ok(addresses)
 }
 
 /// Addresses of all other interfaces at which this host receives packets by an interface (`RTN_LOCAL`): not loopback
@@ -111,15 +183,15 @@ impl NextHops {
         Ok(route.map(|route| gateway_of(&route).unwrap_or(destination)))
     }
 
-    /// Link-layer address of a neighbour, if the kernel has a valid entry.
+    /// The kernel's entry of a neighbour, if it is valid.
     ///
     /// # Errors
     /// If the netlink request fails.
-    pub fn lladdr_of(
+    pub fn entry_of(
         &mut self,
         neighbour: IpAddr,
         on: InterfaceIndex,
-    ) -> io::Result<Option<MacAddress>> {
+    ) -> io::Result<Option<NeighbourEntry>> {
         let request = message(neighbour, on);
         let answers = match self.0.ask(RouteNetlinkMessage::GetNeighbour(request)) {
             Ok(answers) => answers,
@@ -127,19 +199,22 @@ impl NextHops {
             Err(error) => return Err(error),
         };
         Ok(answers.iter().find_map(|answer| match answer {
-            RouteNetlinkMessage::NewNeighbour(known) if is_usable(known.header.state) => {
-                known.attributes.iter().find_map(|attribute| match attribute {
+            RouteNetlinkMessage::NewNeighbour(known) => {
+                let state = EntryState::of(known.header.state)?;
+                let lladdr = known.attributes.iter().find_map(|attribute| match attribute {
                     NeighbourAttribute::LinkLayerAddress(address) => {
                         address.as_slice().try_into().ok().map(MacAddress)
                     }
                     _ => None,
-                })
+                })?;
+                Some(NeighbourEntry { lladdr, state })
             }
             _ => None,
         }))
     }
 
-    /// Makes the kernel solicit a neighbour, as if it had a packet for it (`NTF_USE`).
+    /// Makes the kernel solicit a neighbour, as if it had a packet for it (`NTF_USE`). A stale entry is probed after
+    /// `delay_first_probe_time`, unless it is confirmed before.
     ///
     /// # Errors
     /// If the kernel refuses: it requires `CAP_NET_ADMIN`.
@@ -167,6 +242,21 @@ pub fn has_route(destination: IpAddr) -> io::Result<bool> {
 pub fn has_gateway(destination: IpAddr, by: InterfaceIndex) -> io::Result<bool> {
     let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
     Ok(route.is_some_and(|route| gateway_of(&route).is_some()))
+}
+
+/// Source address that the kernel uses for a destination by an interface; `None` if it has no route there.
+///
+/// # Errors
+/// If the netlink request fails, or the route forbids to send.
+pub fn source_to(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
+    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
+    Ok(route.and_then(|route| {
+        route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => Some(IpAddr::V4(*source)),
+            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => Some(IpAddr::V6(*source)),
+            _ => None,
+        })
+    }))
 }
 
 fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
@@ -214,19 +304,6 @@ fn message(neighbour: IpAddr, on: InterfaceIndex) -> NeighbourMessage {
         IpAddr::V6(address) => NeighbourAddress::Inet6(address),
     })];
     message
-}
-
-/// True for the states of `NUD_VALID`.
-fn is_usable(state: NeighbourState) -> bool {
-    matches!(
-        state,
-        NeighbourState::Reachable
-            | NeighbourState::Stale
-            | NeighbourState::Delay
-            | NeighbourState::Probe
-            | NeighbourState::Permanent
-            | NeighbourState::Noarp
-    )
 }
 
 fn family(of: IpAddr) -> AddressFamily {

@@ -131,6 +131,7 @@ impl Endpoint {
         if plain(local).ip().is_unspecified()
             && let Some(own) = own
         {
+            let own = routes.kernels_source(device, remote.ip()).unwrap_or(own);
             let scope_id = routes.scope_on(device);
             local = self.shown(scoped(SocketAddr::new(own, local.port()), scope_id));
         }

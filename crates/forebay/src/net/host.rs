@@ -16,8 +16,15 @@ use forebay_stack::socket::reclaim::ReclaimPolicy;
 use forebay_stack::socket::table::SocketTable;
 use forebay_sys::clock::Clock;
 
+use super::identities;
 use super::shared::{CpuIndex, NetState};
 use super::tcp::TcpTicks;
+
+/// CPU that looks whether tentative addresses may be used.
+const LOOKING_CPU: CpuIndex = CpuIndex(0);
+
+/// Interval of its looks, in ns.
+const LOOK_NS: u64 = 500_000_000;
 
 /// Host of the stack of one CPU.
 pub(super) struct CpuHost {
@@ -26,6 +33,8 @@ pub(super) struct CpuHost {
     table: Cache<Arc<ArcSwap<SocketTable>>, Arc<SocketTable>>,
     clock: Clock,
     ticks: TcpTicks,
+    /// Time of the next look for tentative addresses; `None` if there are none, or another CPU looks.
+    next_look_ns: Option<u64>,
 }
 
 impl CpuHost {
@@ -33,7 +42,9 @@ impl CpuHost {
         let table = Cache::new(Arc::clone(&shared.table));
         let (clock, ticks) =
             (shared.tcp.clock().clone(), TcpTicks::new(index, Arc::clone(&shared)));
-        Self { index, shared, table, clock, ticks }
+        let has_tentative = identities::has_tentative(&shared.devices);
+        let next_look_ns = (has_tentative && index == LOOKING_CPU).then_some(0);
+        Self { index, shared, table, clock, ticks, next_look_ns }
     }
 }
 
@@ -95,10 +106,16 @@ impl Host for CpuHost {
 
     fn tick(&mut self, now_ns: u64) {
         self.ticks.tick(now_ns);
+        if self.next_look_ns.is_some_and(|due_ns| now_ns >= due_ns) {
+            let is_some_left = identities::refresh_tentative(&self.shared.devices);
+            self.next_look_ns = is_some_left.then(|| now_ns.saturating_add(LOOK_NS));
+        }
     }
 
     fn sleep_max_ns(&mut self) -> Option<u64> {
-        self.ticks.sleep_max_ns()
+        let timers_ns = self.ticks.sleep_max_ns();
+        let look_ns = self.next_look_ns.map(|_| LOOK_NS);
+        timers_ns.into_iter().chain(look_ns).min()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Addresses of this host on each device.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -10,7 +11,7 @@ use forebay_stack::network::{Identity, Prefix};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::{Interface, InterfaceIndex, MacAddress};
-use forebay_sys::neighbour;
+use forebay_sys::neighbour::{self, InterfaceAddresses};
 
 use super::routes::Gateways;
 use super::shared::NetDevice;
@@ -68,11 +69,14 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
     let kernels = Addresses::Kernels;
     let of = |(index, device): (usize, &Device)| {
         let addresses = named.get(index).unwrap_or(&kernels);
+        let mut has_tentative = false;
         let (identity, kernels) = match addresses {
             Addresses::Kernels => match device.via {
                 Via::AfXdp | Via::AfPacket => {
                     let interface = Interface::named(&device.name)?;
-                    (of_kernel(&interface, device.takes_all())?, Some(interface.index))
+                    let identity;
+                    (identity, has_tentative) = of_kernel(&interface, device.takes_all())?;
+                    (identity, Some(interface.index))
                 }
                 Via::Tap | Via::Tun => return Err(no_addresses(device, "the kernel")),
                 Via::VhostUser => return Err(no_addresses(device, "another process")),
@@ -102,6 +106,7 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
             identity: ArcSwap::from_pointee(identity),
             kernels,
             gateways,
+            has_tentative: AtomicBool::new(has_tentative),
             learned: Arc::new(Mutex::new(Learned::new(sys::random_key()))),
         })
     };
@@ -116,45 +121,70 @@ fn no_addresses(device: &Device, other_end: &str) -> Error {
 
 /// Reads the kernel's addresses again.
 pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
-    for device in devices {
-        if let Some(interface) = device.kernels {
-            let takes_all = device.identity.load().is_whole_host;
-            let found = of_kernel(&Interface::named(&device.name)?, takes_all)?;
-            device.identity.rcu(|identity| {
-                let groups = identity.groups.clone();
-                Identity { groups, ..found.clone() }
-            });
-            find_gateways(interface, &device.gateways);
-        }
+    devices.iter().try_for_each(refresh_one)
+}
+
+/// Reads the kernel's addresses again on devices where some were tentative. True if some are still.
+pub(super) fn refresh_tentative(devices: &[NetDevice]) -> bool {
+    for device in devices.iter().filter(|device| device.has_tentative.load(Ordering::Relaxed)) {
+        // Ignored: it is tried again.
+        let _ = refresh_one(device);
     }
+    has_tentative(devices)
+}
+
+/// True if a device has addresses that may not be used yet.
+pub(super) fn has_tentative(devices: &[NetDevice]) -> bool {
+    devices.iter().any(|device| device.has_tentative.load(Ordering::Relaxed))
+}
+
+fn refresh_one(device: &NetDevice) -> Result<()> {
+    let Some(index) = device.kernels else { return Ok(()) };
+    let interface = Interface::named(&device.name)?;
+    if interface.index != index {
+        return Ok(()); // another one, such as that of another namespace
+    }
+    let takes_all = device.identity.load().is_whole_host;
+    let (found, has_tentative) = of_kernel(&interface, takes_all)?;
+    device.identity.rcu(|identity| {
+        let groups = identity.groups.clone();
+        Identity { groups, ..found.clone() }
+    });
+    device.has_tentative.store(has_tentative, Ordering::Relaxed);
+    find_gateways(index, &device.gateways);
     Ok(())
 }
 
 /// Reads the kernel's addresses on an interface, and those elsewhere. `is_whole_host` is true if the kernel receives
-/// nothing there, so that ARP and echo are answered here.
-fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
+/// nothing there, so that ARP and echo are answered here. The second value is true if addresses will follow, which
+/// are tentative now.
+fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<(Identity, bool)> {
     let refused = |source| Error::Device {
         name: interface.name.clone(),
         what: "read its addresses".to_owned(),
         source,
         help: "check that this process may use netlink sockets".to_owned(),
     };
-    let addresses = neighbour::addresses(interface.index).map_err(refused)?;
+    let found = InterfaceAddresses::of(interface.index).map_err(refused)?;
     let elsewhere = neighbour::addresses_elsewhere(interface.index).map_err(refused)?;
-    Ok(Identity {
+    let identity = Identity {
         mac: interface.mac.filter(|_| interface.is_ethernet).map(|MacAddress(mac)| mac),
-        addresses: prefixes(&addresses),
+        addresses: prefixes(&found.usable),
         elsewhere,
         groups: Vec::new(),
         mtu: interface.mtu,
         is_whole_host,
-    })
+    };
+    Ok((identity, found.has_tentative))
 }
 
-/// Asks the kernel for gateways on an interface. Without an answer there are none: the first device leads everywhere.
+/// Asks the kernel for gateways on an interface, and for its source addresses beyond the subnets. Without an answer there are
+/// none: the first device leads everywhere.
 fn find_gateways(interface: InterfaceIndex, gateways: &Gateways) {
     let has = |anywhere| neighbour::has_gateway(anywhere, interface).unwrap_or(false);
     gateways.set(has(ANYWHERE_V4), has(ANYWHERE_V6));
+    let source = |anywhere| neighbour::source_to(anywhere, interface).ok().flatten();
+    gateways.set_sources([ANYWHERE_V4, ANYWHERE_V6].map(source));
 }
 
 fn prefixes(addresses: &[(IpAddr, u8)]) -> Vec<Prefix> {

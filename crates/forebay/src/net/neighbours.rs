@@ -3,7 +3,8 @@
 //! On an interface that the kernel has too, the kernel's routes and neighbours are used: queried
 //! over netlink and cached for a second. On a device that only this process has, link-layer
 //! addresses are learned by ARP and neighbour discovery. If all packets are taken from the kernel,
-//! its routes are used, but the neighbours are learned here, as the kernel cannot learn them.
+//! its routes are used, but of its neighbours only permanent ones: the others are learned here, as
+//! the kernel can neither learn nor check them.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,7 @@ use forebay_stack::network::Identity;
 use forebay_stack::network::compose::LinkAddresses;
 use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use forebay_sys::interface::InterfaceIndex;
-use forebay_sys::neighbour::NextHops;
+use forebay_sys::neighbour::{EntryState, NextHops};
 
 use super::transmit::Between;
 
@@ -128,7 +129,7 @@ impl DeviceNeighbours {
     }
 
     /// Queues the packets of one send until their next hop is resolved. Packets displaced by them
-    /// go to `dropped`.
+    /// go to `dropped`. If it has been resolved meanwhile, they stay in `packets`, complete, to be sent.
     pub(super) fn hold(
         &mut self,
         neighbour: IpAddr,
@@ -280,7 +281,7 @@ pub(super) struct KernelCache {
 /// The kernel's answer.
 enum AskedNeighbour {
     Lladdr([u8; 6]),
-    /// A neighbour without a known link-layer address.
+    /// A neighbour whose link-layer address the kernel does not know, or cannot check.
     Neighbour(IpAddr),
     /// No route.
     Nothing,
@@ -317,23 +318,27 @@ impl KernelCache {
         known.and_then(|lladdr| link_addresses(lladdr, on))
     }
 
-    /// Queries the kernel. An unknown neighbour is solicited by the kernel, if permitted.
+    /// Queries the kernel. An unknown or stale neighbour is solicited by the kernel, if permitted.
     fn ask(&mut self, destination: IpAddr, now_ns: u64) -> AskedNeighbour {
         self.asked_ns = now_ns;
         // A failed query counts as no route.
         let Ok(Some(hop)) = self.kernel.next_hop(destination, self.interface) else {
             return AskedNeighbour::Nothing;
         };
-        let Ok(Some(lladdr)) = self.kernel.lladdr_of(hop, self.interface) else {
-            if self.learned.is_none() {
-                // Ignored without the privilege: the datagram sent through the kernel has the same
-                // effect.
-                let _ = self.kernel.solicit(hop, self.interface);
-            }
+        let entry = self.kernel.entry_of(hop, self.interface).ok().flatten();
+        let is_stale = entry.is_none_or(|entry| entry.state == EntryState::Stale);
+        if self.learned.is_none() && is_stale {
+            // A stale entry is used until the kernel has probed it; what is sent past the kernel does not cause that.
+            // Ignored without the privilege: the datagram sent through the kernel has the same effect.
+            let _ = self.kernel.solicit(hop, self.interface);
+        }
+        // Where the kernel receives nothing, it cannot check what it knows.
+        let may_use = |state| self.learned.is_none() || state == EntryState::Fixed;
+        let Some(entry) = entry.filter(|entry| may_use(entry.state)) else {
             return AskedNeighbour::Neighbour(hop);
         };
-        self.remember(destination, lladdr.0, now_ns);
-        AskedNeighbour::Lladdr(lladdr.0)
+        self.remember(destination, entry.lladdr.0, now_ns);
+        AskedNeighbour::Lladdr(entry.lladdr.0)
     }
 
     fn remember(&mut self, destination: IpAddr, lladdr: [u8; 6], now_ns: u64) {

@@ -1,7 +1,7 @@
 //! A host over the sinks of a test, without devices or an engine.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -48,6 +48,7 @@ pub(super) fn device(device: usize) -> NetDevice {
         identity: ArcSwap::from_pointee(Identity { addresses, mtu: 1500, ..Identity::default() }),
         kernels: None,
         gateways: Gateways::default(),
+        has_tentative: AtomicBool::new(false),
         learned: Arc::default(),
     }
 }

@@ -1,12 +1,14 @@
 //! Routes: the device that leads to a destination, and the source address to use on it.
 
+use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use arc_swap::Guard;
+use arc_swap::{ArcSwap, Guard};
 use forebay_stack::network::{Identity, Prefix};
 use forebay_sys::interface::InterfaceIndex;
+use forebay_sys::neighbour;
 
 use super::endpoint::plain;
 use super::shared::NetDevice;
@@ -149,6 +151,19 @@ impl Routes<'_> {
         Some((device, Some(source)))
     }
 
+    /// Source address that the kernel uses by a device of its own for a destination beyond the device's subnets, which it is
+    /// asked for in the namespace of the calling thread. `None` if another choice counts.
+    pub(super) fn kernels_source(&self, device: usize, destination: IpAddr) -> Option<IpAddr> {
+        let of = self.0.get(device)?;
+        let interface = of.kernels?;
+        let (rank, _) = of.rank(destination)?;
+        if rank.near_bits.is_some() || is_on_link(destination) {
+            return None;
+        }
+        let source = neighbour::source_to(destination, interface).ok().flatten();
+        source.filter(|source| of.identity.load().is_own(*source))
+    }
+
     /// True if the address is one of this host's.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.0.iter().any(|device| device.identity.load().is_own(address))
@@ -174,19 +189,53 @@ impl NetDevice {
     fn rank(&self, destination: IpAddr) -> Option<(RouteRank, IpAddr)> {
         let identity = self.identity.load();
         let is_of_family = |own: &&Prefix| own.address.is_ipv4() == destination.is_ipv4();
-        let mut own = identity.addresses.iter().filter(is_of_family);
+        let own = identity.addresses.iter().filter(is_of_family);
         let mut near: Option<&Prefix> = None;
         for prefix in own.clone().filter(|own| own.contains(destination)) {
             if near.is_none_or(|longest| prefix.bits > longest.bits) {
                 near = Some(prefix);
             }
         }
-        // A link-local IPv6 address cannot be the source for destinations beyond the link.
-        let is_far = |own: &&Prefix| !is_link_local(own.address);
-        let source = near.or_else(|| own.clone().find(is_far)).or_else(|| own.next())?;
+        let source = match near {
+            Some(near) => near.address,
+            None => self.source_beyond(own, destination)?,
+        };
         let near_bits = near.map(|near| near.bits);
         let has_gateway = near.is_none() && self.gateways.is_any_to(destination);
-        Some((RouteRank { near_bits, has_gateway }, source.address))
+        Some((RouteRank { near_bits, has_gateway }, source))
+    }
+
+    /// The one of the device's addresses to use for a destination beyond all subnets: as the kernel's default route says; else for
+    /// IPv6 the one with the longest prefix in common (RFC 6724, section 5, rule 8), and the first of several. A link-local
+    /// address is for its link alone (rule 2).
+    fn source_beyond<'a>(
+        &self,
+        own: impl Iterator<Item = &'a Prefix> + Clone,
+        destination: IpAddr,
+    ) -> Option<IpAddr> {
+        let is_on_link = is_on_link(destination);
+        let kernels = self.gateways.source_to(destination).filter(|_| !is_on_link);
+        if let Some(source) = kernels
+            && own.clone().any(|own| own.address == source)
+        {
+            return Some(source);
+        }
+        let preference = |own: &&Prefix| {
+            let is_of_scope = is_link_local(own.address) == is_on_link;
+            (Reverse(is_of_scope), Reverse(common_bits(own, destination)))
+        };
+        own.min_by_key(preference).map(|own| own.address)
+    }
+}
+
+/// Length of the prefix that an IPv6 destination has in common with an own address, at most that of its subnet.
+fn common_bits(own: &Prefix, destination: IpAddr) -> u32 {
+    match (own.address, destination) {
+        (IpAddr::V6(address), IpAddr::V6(to)) if !to.is_multicast() => {
+            let differ = u128::from(address) ^ u128::from(to);
+            differ.leading_zeros().min(own.bits.into())
+        }
+        _ => 0,
     }
 }
 
@@ -195,12 +244,24 @@ impl NetDevice {
 pub(super) struct Gateways {
     v4: AtomicBool,
     v6: AtomicBool,
+    /// Source addresses of the kernel's default routes, for IPv4 and IPv6.
+    sources: ArcSwap<[Option<IpAddr>; 2]>,
 }
 
 impl Gateways {
     pub(super) fn set(&self, has_v4: bool, has_v6: bool) {
         self.v4.store(has_v4, Ordering::Relaxed);
         self.v6.store(has_v6, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_sources(&self, sources: [Option<IpAddr>; 2]) {
+        self.sources.store(Arc::new(sources));
+    }
+
+    /// Source address of the kernel's default route for destinations of this IP version.
+    fn source_to(&self, destination: IpAddr) -> Option<IpAddr> {
+        let [v4, v6] = **self.sources.load();
+        if destination.is_ipv4() { v4 } else { v6 }
     }
 
     /// True if there is one for destinations of this IP version beyond the device's subnets.
@@ -226,6 +287,14 @@ fn needs_scope(address: Ipv6Addr) -> bool {
     address.is_unicast_link_local() || matches!(first & 0xff0f, 0xff01 | 0xff02)
 }
 
+/// True of an IPv6 destination that is on its own link.
+fn is_on_link(destination: IpAddr) -> bool {
+    match destination {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => needs_scope(address),
+    }
+}
+
 pub(super) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,
@@ -235,10 +304,6 @@ pub(super) fn is_link_local(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use arc_swap::ArcSwap;
-
     use super::*;
 
     /// Devices with these addresses; those of the kernel have the interfaces 1, 2 and so on.
@@ -254,6 +319,7 @@ mod tests {
                 identity: ArcSwap::from_pointee(Identity { addresses, ..Identity::default() }),
                 kernels: are_kernels.then_some(InterfaceIndex(index)),
                 gateways: Gateways::default(),
+                has_tentative: AtomicBool::new(false),
                 learned: Arc::default(),
             }
         };
@@ -377,6 +443,44 @@ mod tests {
         devices[0].gateways.set(true, false);
         assert_eq!(between("10.0.0.1", "192.0.2.9"), Some(0));
         assert_eq!(between("10.0.1.1", "192.0.2.9"), Some(1));
+    }
+
+    #[test]
+    fn udp_27_source_beyond_subnets_is_chosen() {
+        let own = [
+            "10.8.0.1/24",
+            "10.9.0.1/24",
+            "fd00::1/64",
+            "fe80::1/64",
+            "2001:db8:1::1/48",
+            "2001:db8:2::1/48",
+        ];
+        let devices = devices(true, &[&own]);
+        let source = |to: &str| Routes(&devices).find(ip(to)).unwrap().1.unwrap();
+        for (to, expected) in [
+            ("192.0.2.9", "10.8.0.1"),
+            ("2001:db8:2:1::9", "2001:db8:2::1"),
+            ("2001:db8:3::9", "2001:db8:2::1"),
+            ("2001:db8::9", "2001:db8:1::1"),
+            ("2a00::9", "2001:db8:1::1"),
+            ("fd01::9", "fd00::1"),
+            ("ff02::fb", "fe80::1"),
+            ("ff05::fb", "fd00::1"),
+        ] {
+            assert_eq!(source(to), ip(expected), "{to}");
+        }
+        devices[0].gateways.set_sources(["10.9.0.1", "2001:db8:2::1"].map(|own| Some(ip(own))));
+        for (to, expected) in [
+            ("192.0.2.9", "10.9.0.1"),
+            ("10.8.0.9", "10.8.0.1"),
+            ("2a00::9", "2001:db8:2::1"),
+            ("ff02::fb", "fe80::1"),
+        ] {
+            assert_eq!(source(to), ip(expected), "as the kernel says: {to}");
+        }
+        // An address that this host has no longer.
+        devices[0].gateways.set_sources([Some(ip("10.7.0.1")), None]);
+        assert_eq!(source("192.0.2.9"), ip("10.8.0.1"));
     }
 
     #[test]

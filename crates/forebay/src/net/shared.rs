@@ -57,6 +57,8 @@ pub(super) struct NetDevice {
     pub(super) kernels: Option<InterfaceIndex>,
     /// Gateways of the kernel there.
     pub(super) gateways: Gateways,
+    /// True while the kernel has addresses there that may not be used yet.
+    pub(super) has_tentative: AtomicBool,
     /// Neighbours learned here, because the kernel cannot learn them.
     pub(super) learned: Arc<Mutex<Learned>>,
 }

@@ -289,11 +289,14 @@ impl Transmitter {
         composed.drain(..).for_each(|packet| pool.put(packet.frame));
     }
 
-    /// Queues the composed packets, as one send, until their neighbour is resolved.
+    /// Queues the composed packets, as one send, until their neighbour is resolved. Gathers them if another CPU has
+    /// received its answer meanwhile.
     fn hold(&mut self, device: usize, neighbour: IpAddr) {
         let Self { paths, composed, dropped, now_ns, pool, has_held, .. } = self;
-        paths[device].neighbours.hold(neighbour, composed, *now_ns, dropped);
-        *has_held = true;
+        let SendPath { neighbours, gathered, .. } = &mut paths[device];
+        neighbours.hold(neighbour, composed, *now_ns, dropped);
+        *has_held |= composed.is_empty();
+        gathered.append(composed);
         dropped.drain(..).for_each(|packet| pool.put(packet.frame));
     }
 

@@ -89,7 +89,7 @@ pub enum Replaces {
     Now,
     /// Only if the known address is older than `locktime`.
     WhenSettled,
-    /// Never, but a different address makes the entry stale.
+    /// Never, but a different address makes a reachable entry stale.
     Never,
 }
 
@@ -241,7 +241,8 @@ impl Neighbours {
 
     /// Queues the packets of one send until their neighbour is resolved. Their Ethernet headers are
     /// complete but for the destination address. All of a send's packets wait, or none; those
-    /// displaced, possibly these, go to `dropped`.
+    /// displaced, possibly these, go to `dropped`. If the neighbour has answered since it was looked up,
+    /// they stay in `packets`, complete, to be sent.
     pub fn hold(
         &mut self,
         address: IpAddr,
@@ -250,8 +251,13 @@ impl Neighbours {
         dropped: &mut Vec<Packet>,
     ) {
         dropped.append(&mut self.given_up);
-        let place = self.find(address).filter(|&place| self.slots[place].mac.is_none());
+        let place = self.find(address);
         let is_ethernet = packets.iter().all(|packet| packet.headers.link == Link::Ethernet);
+        if let Some(lladdr) = place.and_then(|place| self.slots[place].mac)
+            && is_ethernet
+        {
+            return complete_headers(packets.iter_mut(), lladdr);
+        }
         let (Some(place), Some(more), true, false) =
             (place, packets.len().checked_sub(1), is_ethernet, self.is_closed)
         else {
@@ -320,7 +326,10 @@ impl Neighbours {
                 }
             }
             (Some(_), Replaces::Never) if is_another => {
-                neighbour.doubt(now_ns);
+                // RFC 4861, section 7.2.5: it changes no other state, and delays no probe.
+                if now_ns < neighbour.reachable_until_ns {
+                    neighbour.doubt(now_ns);
+                }
                 return;
             }
             (Some(_), Replaces::Never) => {}

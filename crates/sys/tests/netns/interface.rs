@@ -4,10 +4,15 @@
 
 use forebay_sys::Error;
 use std::net::IpAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, MacAddress, TunInfo};
-use forebay_sys::neighbour::{self, NextHops};
+use forebay_sys::neighbour::{self, EntryState, InterfaceAddresses, NeighbourEntry, NextHops};
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
+
+/// Longest wait for the kernel to detect duplicate addresses.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = missing(&["ip"]);
@@ -20,7 +25,10 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("counters_count_what_was_dropped", counters),
         trial("ops_3_link_status_follows_the_link", link_status),
         trial("tcp_15_next_hops_follow_route_changes", next_hops),
+        trial("promise_8_used_stale_neighbours_are_probed", neighbour_states),
         trial("tcp_15_ipv4_routes_lead_over_ipv6", next_hops_of_other_family),
+        trial("udp_26_unproven_addresses_are_not_used", unproven_addresses),
+        trial("udp_27_kernel_tells_source_of_routes", sources_of_routes),
         trial("udp_21_gateways_are_told_by_interface", gateways),
     ];
     trials
@@ -117,11 +125,11 @@ fn next_hops() {
     {
         ip(&format!("route add {far} via {by} dev left"));
         assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(by)));
-        assert_eq!(hops.lladdr_of(address(by), on).unwrap(), None);
+        assert_eq!(hops.entry_of(address(by), on).unwrap(), None);
         for mac in [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]] {
             let mac = MacAddress(mac);
             ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
-            assert_eq!(hops.lladdr_of(address(by), on).unwrap(), Some(mac));
+            assert_eq!(hops.entry_of(address(by), on).unwrap(), Some(fixed(mac)));
         }
         ip(&format!("route change {far} via {then_by} dev left"));
         assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(then_by)));
@@ -137,6 +145,36 @@ fn next_hops() {
     assert_eq!(hops.next_hop(address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
 }
 
+fn fixed(lladdr: MacAddress) -> NeighbourEntry {
+    NeighbourEntry { lladdr, state: EntryState::Fixed }
+}
+
+/// A stale entry is checked once it is used.
+fn neighbour_states() {
+    ip("link add left type veth peer name right");
+    ip("addr add 10.9.0.1/24 dev left");
+    ip("addr add fd00::1/64 dev left nodad");
+    ip("link set left up");
+    ip("link set right up");
+    let on = Interface::named("left").unwrap().index;
+    let lladdr = MacAddress([2, 0, 0, 0, 0, 1]);
+    let mut hops = NextHops::open().unwrap();
+    for of in ["10.9.0.2", "fd00::2"] {
+        let mut state_of = |set: &str| {
+            ip(&format!("neigh replace {of} lladdr {lladdr} dev left nud {set}"));
+            let entry = hops.entry_of(of.parse().unwrap(), on).unwrap();
+            entry.map(|entry| (entry.lladdr == lladdr).then_some(entry.state).unwrap())
+        };
+        assert_eq!(state_of("noarp"), Some(EntryState::Fixed));
+        assert_eq!(state_of("reachable"), Some(EntryState::Current));
+        assert_eq!(state_of("failed"), None);
+        assert_eq!(state_of("stale"), Some(EntryState::Stale));
+        hops.solicit(of.parse().unwrap(), on).unwrap();
+        let entry = NeighbourEntry { lladdr, state: EntryState::Current };
+        assert_eq!(hops.entry_of(of.parse().unwrap(), on).unwrap(), Some(entry));
+    }
+}
+
 /// The link-layer address is the IPv6 neighbour's.
 fn next_hops_of_other_family() {
     ip("link add left type veth peer name right");
@@ -149,10 +187,10 @@ fn next_hops_of_other_family() {
     let mut hops = NextHops::open().unwrap();
     assert_eq!(hops.next_hop(far, on).unwrap(), Some(by));
     assert!(neighbour::has_gateway(far, on).unwrap());
-    assert_eq!(hops.lladdr_of(by, on).unwrap(), None);
+    assert_eq!(hops.entry_of(by, on).unwrap(), None);
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
-    assert_eq!(hops.lladdr_of(by, on).unwrap(), Some(mac));
+    assert_eq!(hops.entry_of(by, on).unwrap(), Some(fixed(mac)));
 }
 
 fn gateways() {
@@ -177,6 +215,67 @@ fn gateways() {
     ip("route add default via 10.9.0.2 metric 100");
     ip("-6 route add default via fd00::2");
     assert_eq!(told(), [(true, true), (true, false)]);
+}
+
+/// Duplicate address detection has not ended, or another host has the address.
+fn unproven_addresses() {
+    ip("link add left type veth peer name right");
+    ip("addr add fd00::2/64 dev right nodad");
+    ip("link set right addrgenmode none");
+    ip("link set left addrgenmode none");
+    ip("link set left up");
+    ip("link set right up");
+    let on = Interface::named("left").unwrap().index;
+    let address = |text: &str| (text.parse::<IpAddr>().unwrap(), 64);
+    ip("addr add fd00::1/64 dev left nodad");
+    ip("addr add fd00::9/64 dev left nodad preferred_lft 0");
+    let (first, last) = (address("fd00::1"), address("fd00::9"));
+    let expected = InterfaceAddresses { usable: vec![first, last], has_tentative: false };
+    assert_eq!(InterfaceAddresses::of(on).unwrap(), expected, "the deprecated one is last");
+    ip("addr add fd00::2/64 dev left");
+    ip("addr add fd00::3/64 dev left");
+    let before = InterfaceAddresses { has_tentative: true, ..expected };
+    assert_eq!(InterfaceAddresses::of(on).unwrap(), before);
+    let began = Instant::now();
+    let after = loop {
+        let now = InterfaceAddresses::of(on).unwrap();
+        if !now.has_tentative {
+            break now.usable;
+        }
+        assert!(began.elapsed() < PATIENCE, "detection does not end");
+        sleep(Duration::from_millis(10));
+    };
+    let is_there = |text| after.contains(&address(text));
+    assert!(is_there("fd00::3") && !is_there("fd00::2"), "{after:?}");
+    assert_eq!(after.last(), Some(&last));
+}
+
+fn sources_of_routes() {
+    ip("link add left type veth peer name right");
+    for own in ["10.8.0.1/24", "10.9.0.1/24", "10.9.0.7/24"] {
+        ip(&format!("addr add {own} dev left"));
+    }
+    ip("addr add fd00::1/64 dev left nodad");
+    ip("addr add 2001:db8:1::1/64 dev left nodad");
+    ip("link set left up");
+    ip("link set right up");
+    let on = Interface::named("left").unwrap().index;
+    let source = |far: &str| {
+        let told = neighbour::source_to(far.parse().unwrap(), on).unwrap();
+        told.map(|told| told.to_string())
+    };
+    assert_eq!(source("2001:db8::1"), None, "no route");
+    ip("route add default via 10.9.0.2");
+    ip("route add 198.51.100.0/24 via 10.9.0.2 src 10.9.0.7");
+    ip("-6 route add default via fd00::2");
+    for (far, expected) in [
+        ("192.0.2.1", "10.9.0.1"),
+        ("198.51.100.1", "10.9.0.7"),
+        ("2001:db8::1", "2001:db8:1::1"),
+        ("fd01::1", "fd00::1"),
+    ] {
+        assert_eq!(source(far).as_deref(), Some(expected), "{far}");
+    }
 }
 
 fn not_there() {

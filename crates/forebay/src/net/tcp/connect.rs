@@ -27,7 +27,8 @@ pub(super) fn begin(
     let theirs = plain(to);
     check_destination(shared, theirs.ip())?;
     let (device, source) = shared.routes().find_named(to).ok_or(Errno::NETUNREACH)?;
-    let source = source.ok_or(Errno::NETUNREACH)?;
+    let kernels_source = shared.routes().kernels_source(device, theirs.ip());
+    let source = kernels_source.or(source).ok_or(Errno::NETUNREACH)?;
     let mtu_bytes = shared.routes().identity(device).mtu;
     let kernels = shared.devices[device].kernels;
     if kernels.is_some() && !is_link_local(theirs.ip()) && !neighbour::has_route(theirs.ip())? {

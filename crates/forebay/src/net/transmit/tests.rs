@@ -156,6 +156,33 @@ fn udp_14_send_to_unresolved_arrives_whole() {
     }
 }
 
+/// Another CPU may receive the answer between the look-up and the wait.
+#[test]
+fn udp_14_neighbour_resolved_meanwhile_is_used() {
+    let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
+    let mut rig = Rig::new(64, DeviceNeighbours::Own(Arc::clone(&learned)));
+    assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
+    learned.lock().unwrap().hear(&answer(), 1, &mut Vec::new());
+    rig.flush();
+    rig.sink.take();
+    let mut transmitter = rig.queue.transmitter();
+    assert!(transmitter.take_held());
+    let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
+    let on = identity();
+    let link_addresses = on.mac.map(|from| LinkAddresses { to: [0; 6], from });
+    transmitter
+        .compose_pieces(&[7; 200], 0, link_addresses, between, SentMarks::default())
+        .unwrap();
+    transmitter.hold(0, answer().address);
+    assert!(!transmitter.take_held());
+    drop(transmitter);
+    rig.flush();
+    let sent = rig.sink.take();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].frame.data()[..6], THEIRS);
+    assert_eq!(learned.lock().unwrap().drops().neigh_dead, 0);
+}
+
 /// Answer of the neighbour.
 fn answer() -> NeighbourObservation {
     NeighbourObservation {

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::UdpSocket as KernelSocket;
+use std::thread::sleep;
 use std::time::Duration;
 
 use forebay::net::{Datagrams, Net, NetConfig, NetEngine, Stack, UdpSocket};
@@ -14,11 +15,21 @@ use forebay_testkit::namespaces::command;
 use crate::sockets::Trial;
 use crate::sockets::rig::Running;
 
+/// Looks at an address, one each 10 ms, until it may be used, at most.
+const LOOKS_MAX: u32 = 6000;
+
+/// Datagrams sent, one each 100 ms, until the neighbour is known again, at most.
+const SENDS_MAX: u32 = 300;
+
 pub(crate) const TRIALS: &[Trial] = &[
     ("af_xdp_sockets_beside_the_kernel", over_af_xdp),
     ("af_packet_sockets_silence_the_kernel", over_af_packet),
     ("first_datagram_waits_for_kernel_neighbour", first_goes_by_kernel),
     ("promise_8_taken_device_resolves_neighbours_itself", all_taken),
+    ("promise_8_taken_device_ignores_kernels_neighbours", changed_before),
+    ("promise_8_stale_neighbour_is_asked_again", changed_meanwhile),
+    ("udp_26_proven_address_is_taken_up", proven_meanwhile),
+    ("udp_27_source_is_the_routes", source_of_route),
     ("promise_13_datagrams_larger_than_frames_come_whole", larger_than_frames),
     ("port_is_ours_or_the_kernels", ports),
 ];
@@ -160,6 +171,88 @@ fn all_taken() {
     drop(socket);
     let mut outcome = running.end();
     assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// The neighbour has another link-layer address than the kernel remembers, which does not hear of it.
+fn changed_before() {
+    let hosts = Hosts::new();
+    hosts.near.command("ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:99 dev ska nud stale");
+    let (net, engine) = hosts.taking(Via::AfXdp, "all");
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let far = hosts.far.run(|| KernelSocket::bind("10.9.0.2:0").unwrap());
+    far.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let to = far.local_addr().unwrap();
+    hosts.near.run(|| socket.send_to(b"first", to).unwrap());
+    let mut buffer = [0; 100];
+    assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+    drop(socket);
+    running.end();
+}
+
+/// Only sockets of ours send to the neighbour: the kernel does not check it of its own accord.
+fn changed_meanwhile() {
+    let hosts = Hosts::new();
+    for probing in ["delay_first_probe_time=1", "ucast_solicit=1", "retrans_time_ms=100"] {
+        hosts.near.command(&format!("sysctl -qw net.ipv4.neigh.ska.{probing}"));
+    }
+    hosts.near.command("ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:99 dev ska nud stale");
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let far = hosts.far.run(|| KernelSocket::bind("10.9.0.2:0").unwrap());
+    far.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let to = far.local_addr().unwrap();
+    let mut buffer = [0; 100];
+    let arrives = |_: u32| {
+        hosts.near.run(|| socket.send_to(b"again", to).unwrap());
+        far.recv(&mut buffer).is_ok()
+    };
+    assert!((0..SENDS_MAX).any(arrives), "none has arrived");
+    drop(socket);
+    running.end();
+}
+
+/// The kernel is finding out whether the address is another host's when the run begins.
+fn proven_meanwhile() {
+    let hosts = Hosts::new();
+    for of in ["all", "ska"] {
+        hosts.near.command(&format!("sysctl -qw net.ipv6.conf.{of}.disable_ipv6=0"));
+    }
+    hosts.near.command("ip addr add fd00::1/64 dev ska");
+    let (net, engine) = hosts.taking(Via::AfXdp, "all");
+    let bind = || hosts.near.run(|| net.bind("[fd00::1]:53"));
+    assert_eq!(bind().unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let mut looks = 0..LOOKS_MAX;
+    let socket = loop {
+        looks.next().unwrap();
+        match bind() {
+            Ok(socket) => break socket,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::AddrNotAvailable),
+        }
+        sleep(Duration::from_millis(10));
+    };
+    drop(socket);
+    running.end();
+}
+
+/// Neither the first address nor that of the default route.
+fn source_of_route() {
+    let hosts = Hosts::new();
+    for own in ["10.9.0.7/24", "10.9.0.8/24"] {
+        hosts.near.command(&format!("ip addr add {own} dev ska"));
+    }
+    hosts.near.command("ip route add default via 10.9.0.2 src 10.9.0.7");
+    hosts.near.command("ip route add 198.51.100.0/24 via 10.9.0.2 src 10.9.0.8");
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    for (far, expected) in [("192.0.2.1:1", "10.9.0.7:53"), ("198.51.100.1:1", "10.9.0.8:53")] {
+        hosts.near.run(|| socket.connect(far).unwrap());
+        assert_eq!(socket.local_addr().to_string(), expected);
+        hosts.near.run(|| socket.disconnect());
+    }
+    drop((socket, engine));
 }
 
 /// A fragmented datagram is too large for any frame, on either kind of device.

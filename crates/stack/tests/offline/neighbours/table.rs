@@ -214,6 +214,24 @@ fn who_takes_the_place_of_whom() {
     }
 }
 
+/// Other claims to the address are ignored once the entry is stale (RFC 4861, section 7.2.5).
+#[test]
+fn promise_8_claims_postpone_no_probe() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
+    rig.hear(answer(THEIRS), 0);
+    let claim = NeighbourObservation { replaces: Replaces::Never, ..answer(OTHERS) };
+    let mut probes = 0;
+    let until = (0..20).find(|second| {
+        let now_ns = second * SECOND_NS;
+        rig.hear(claim, now_ns);
+        let found = rig.resolve(NEIGHBOUR, now_ns);
+        probes += usize::from(found == Found::Probing(THEIRS));
+        found == Found::Asking
+    });
+    assert_eq!((until, probes), (Some(8), 3));
+}
+
 #[test]
 fn strangers_remembered_only_if_addressing_us() {
     let mut rig = Rig::new();
@@ -455,7 +473,13 @@ fn three_packets_wait_oldest_goes() {
     assert_eq!((rig.neighbours.waiting(), WAITING_MAX), (3, 3));
     assert_eq!(rig.hear(answer(THEIRS), 2), 3);
     assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
-    assert_eq!(rig.hold(NEIGHBOUR, 4, 3), [4], "it need not wait");
+    // It need not wait: its header is complete, and it is given back.
+    let mut packets = vec![packet(&mut rig.pool, &[&[0; 6], OURS.as_slice(), &[8, 0, 4]].concat())];
+    let mut dropped = Vec::new();
+    rig.neighbours.hold(ip(NEIGHBOUR), &mut packets, 3, &mut dropped);
+    assert_eq!((packets.len(), dropped.len()), (1, 0));
+    assert_eq!(packets[0].frame.data()[..6], THEIRS);
+    assert_eq!(rig.neighbours.drops().neigh_dead, 1, "the one that nobody had asked for");
 }
 
 /// The fragments of a datagram wait in one slot, and leave or are dropped together.
