@@ -42,11 +42,9 @@ impl InterfaceAddresses {
                 continue;
             };
             let flags = message.header.flags;
-            let is_tentative = flags.contains(AddressHeaderFlags::Tentative)
-                && !flags.contains(AddressHeaderFlags::Optimistic);
             if flags.contains(AddressHeaderFlags::Dadfailed) {
                 continue;
-            } else if is_tentative {
+            } else if is_tentative(flags) {
                 all.has_tentative = true;
             } else if flags.contains(AddressHeaderFlags::Deprecated) {
                 deprecated.push((address, message.header.prefix_len));
@@ -57,6 +55,11 @@ impl InterfaceAddresses {
         all.usable.append(&mut deprecated);
         Ok(all)
     }
+}
+
+/// True while duplicate address detection goes on, and the address must not be used meanwhile (RFC 4862, section 5.4).
+fn is_tentative(flags: AddressHeaderFlags) -> bool {
+    flags.contains(AddressHeaderFlags::Tentative) && !flags.contains(AddressHeaderFlags::Optimistic)
 }
 
 /// The interface's own address in a message: on a point-to-point link `IFA_ADDRESS` is the peer's, `IFA_LOCAL` the
@@ -134,25 +137,14 @@ pub fn addresses_elsewhere(than: InterfaceIndex) -> io::Result<Vec<IpAddr>> {
 /// Address of an interface, if this host receives packets to it by others, too.
 fn received_everywhere(message: &AddressMessage) -> Option<IpAddr> {
     let flags = message.header.flags;
-    // Duplicate address detection has not ended, or has found another host (RFC 4862, section 5.4).
-    let is_not_yet = flags.contains(AddressHeaderFlags::Tentative)
-        && !flags.contains(AddressHeaderFlags::Optimistic);
-    if is_not_yet || flags.contains(AddressHeaderFlags::Dadfailed) {
+    if is_tentative(flags) || flags.contains(AddressHeaderFlags::Dadfailed) {
         return None;
-    }
-    let (mut own, mut either) = (None, None);
-    for attribute in &message.attributes {
-        match attribute {
-            AddressAttribute::Local(address) => own = Some(*address),
-            AddressAttribute::Address(address) => either = Some(*address),
-            _ => {}
-        }
     }
     let is_of_link = |address: &IpAddr| match address {
         IpAddr::V4(_) => false,
         IpAddr::V6(address) => address.is_unicast_link_local(),
     };
-    own.or(either).filter(|address| !address.is_loopback() && !is_of_link(address))
+    address_in(message).filter(|address| !address.is_loopback() && !is_of_link(address))
 }
 
 /// Questions to the kernel about next hops, over a socket that stays open. They concern the network
