@@ -102,7 +102,7 @@ const RINGS_MAX: u64 = 1 << 8;
 const PACKED_BASE: u16 = 1 << 15;
 
 impl BackendChannel {
-    /// Sets a device up, from the first message to enabling all queues (INIT1) and to the commands
+    /// Sets a device up, from the first message to starting all queues (INIT1) and to the commands
     /// that configure them.
     pub(super) fn set_up(
         stream: &UnixStream,
@@ -126,15 +126,16 @@ impl BackendChannel {
         let events = (0..pairs).map(|_| PairEvents::new()).collect::<std::io::Result<Vec<_>>>();
         let mut events = events.map_err(FrontendFailure::of("eventfd"))?;
         for (pair, (rings, events)) in plan.queues.iter().zip(&events).enumerate() {
-            set_pair(&vhost, pair, rings, events, features)?;
+            set_pair(&vhost, pair, rings, &events.call, features)?;
         }
         let has_enable = features.has(VHOST_USER_F_PROTOCOL_FEATURES);
         let rings = (0..2 * pairs).collect();
         let key = plan.requested.device_hash.then_some(plan.control.hash_key);
         let commands = Commands::new(known, pairs, key);
         let mut front = Self { vhost, rings, has_enable, commands };
-        for ring in 0..2 * pairs {
-            front.enable(ring, true)?;
+        for (pair, events) in events.iter().enumerate() {
+            front.start(2 * pair, &events.rx_kick)?;
+            front.start(2 * pair + 1, &events.tx_kick)?;
         }
         if !front.give_commands(stream, &mut plan.control, known)? {
             (1..pairs).try_for_each(|pair| front.disable(pair))?;
@@ -193,9 +194,14 @@ impl BackendChannel {
         set_ring(&self.vhost, ring, CONTROL_QUEUE_SIZE, posted.addresses(), features)?;
         set_call(&self.vhost, ring, &call)?;
         self.rings.push(ring);
-        // The kick comes last: some back ends forget a kick of a ring that is not enabled.
+        self.start(ring, &kick)
+    }
+
+    /// Enables a ring, and passes its kick, which is signalled already. The kick comes last: some
+    /// back ends forget a kick of a ring that is not enabled.
+    fn start(&mut self, ring: usize, kick: &PeerEvent) -> Result<(), FrontendFailure> {
         self.enable(ring, true)?;
-        set_kick(&self.vhost, ring, &kick)
+        set_kick(&self.vhost, ring, kick)
     }
 
     /// Returns the remarks on the session for reports.
@@ -301,21 +307,19 @@ fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), FrontendFail
     vhost.set_mem_table(&[region]).map(drop).map_err(FrontendFailure::of("SET_MEM_TABLE"))
 }
 
-/// Sends both rings of a pair. The kick comes last, because a back end may start with it.
+/// Sends both rings of a pair, with their call.
 fn set_pair(
     vhost: &Frontend,
     pair: usize,
     rings: &QueueRings,
-    events: &PairEvents,
+    call: &PeerEvent,
     features: Features,
 ) -> Result<(), FrontendFailure> {
     let packed = rings.packed.filter(|_| features.has(VIRTIO_F_RING_PACKED));
     let PairRings { rx, tx } = packed.unwrap_or(rings.split);
-    let both = [(2 * pair, rx, &events.rx_kick), (2 * pair + 1, tx, &events.tx_kick)];
-    for (ring, addresses, kick) in both {
+    for (ring, addresses) in [(2 * pair, rx), (2 * pair + 1, tx)] {
         set_ring(vhost, ring, rings.size, addresses, features)?;
-        set_call(vhost, ring, &events.call)?;
-        set_kick(vhost, ring, kick)?;
+        set_call(vhost, ring, call)?;
     }
     Ok(())
 }

@@ -28,6 +28,8 @@ pub(super) struct PortSession {
 /// former back end cannot reach the next session.
 #[derive(Debug)]
 pub(super) struct PairEvents {
+    /// Signalled from the start, as the other kick: a ring is stopped until the back end receives a
+    /// kick, and there may be no other one, as a device that polls wants none.
     pub(super) rx_kick: PeerEvent,
     pub(super) tx_kick: PeerEvent,
     /// Call of both rings: one CPU drives them.
@@ -36,7 +38,8 @@ pub(super) struct PairEvents {
 
 impl PairEvents {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self { rx_kick: PeerEvent::new()?, tx_kick: PeerEvent::new()?, call: PeerEvent::new()? })
+        let (rx_kick, tx_kick) = (PeerEvent::happened()?, PeerEvent::happened()?);
+        Ok(Self { rx_kick, tx_kick, call: PeerEvent::new()? })
     }
 }
 

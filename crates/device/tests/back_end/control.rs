@@ -1,10 +1,8 @@
 //! The control queue from the device's side (virtio 1.2, section 5.1.6.5), correct or misbehaving.
 
-use std::time::Duration;
-
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 
-use crate::back_end::ring::{Chain, Layout, Part, Place, Used, is_readable};
+use crate::back_end::ring::{Chain, Layout, Part, Place, Used};
 use crate::back_end::session::Backend;
 
 /// Behaviour of the device on commands.
@@ -41,10 +39,6 @@ impl Backend {
         let has_scribbled =
             matches!(self.offer.control, Control::Scribbles(_)) && !self.commands.is_empty();
         if self.offer.control == Control::Silent || has_scribbled || !self.is_up(index) {
-            return;
-        }
-        // As a real device, it takes nothing before the kick.
-        if !is_readable(&self.ring(index).kick, Duration::ZERO) {
             return;
         }
         while let Some(chain) = self.ring(index).take() {

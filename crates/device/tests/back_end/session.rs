@@ -317,6 +317,7 @@ impl Backend {
             }
             at_most = Duration::ZERO;
         }
+        (0..self.vrings.len()).for_each(|ring| self.start(ring));
         self.serve_commands();
         Ok(())
     }
@@ -421,7 +422,8 @@ impl Backend {
         self.start(index);
     }
 
-    /// Takes a ring into use, once its setup is complete.
+    /// Takes a ring into use, once its setup is complete and it was kicked: until then it is stopped
+    /// ("Ring states" of the protocol). The kick is read only then.
     fn start(&mut self, index: usize) {
         let is_packed = self.has(VIRTIO_F_RING_PACKED);
         let event_idx = self.has(VIRTIO_RING_F_EVENT_IDX);
@@ -438,9 +440,11 @@ impl Backend {
         };
         // Without protocol features a ring is enabled from the start.
         let negotiated = self.features & PROTOCOL_FEATURES > 0;
-        if vring.ring.is_some() || (negotiated && !vring.is_enabled) {
+        let is_stopped = !is_readable(kick, Duration::ZERO);
+        if vring.ring.is_some() || (negotiated && !vring.is_enabled) || is_stopped {
             return;
         }
+        rustix::io::read(&*kick, &mut [0u8; 8]).unwrap();
         let memory = self.memory.clone().expect("the memory table before rings");
         let (size, base, areas) = (*size, *base, *areas);
         let place = Place { memory, size, base, areas, event_idx, carries };
