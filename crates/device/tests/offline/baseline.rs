@@ -37,6 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("vio_3_and_those_of_packed_rings", || follow(Offer::usual().packed(), true)),
     ("burst_of_largest_packets_fits", burst_room),
     ("net_9_unmerged_buffer_count_is_ignored", unmerged_number),
+    ("packed_base_has_both_positions", bases),
     ("vq_7_nobody_sleeps_with_work", wake_ups),
     ("echoes_reach_the_device", || echoes(Offer::usual(), false)),
     ("echoes_reach_device_packed", || {
@@ -275,6 +276,21 @@ fn unmerged_sizes() {
         let posted = device.posted_bytes(0);
         let least = if cut.into_iter().any(|bit| device.has(bit)) { 65_562 } else { 1526 };
         assert!(posted.iter().all(|&bytes| bytes >= least), "{least}: {posted:?}");
+        rig.stop(Some(&mut device));
+    }
+}
+
+/// Index 0 and wrap counter 1, of available descriptors and of used ones.
+fn bases() {
+    for (packed, base) in [(false, 0), (true, 0x8000_8000)] {
+        let offer = Offer::usual().with(VIRTIO_NET_F_CTRL_VQ).pairs(2);
+        let offer = if packed { offer.packed() } else { offer };
+        let setup = Setup { queues: 2, ..Setup::usual().packed(packed) };
+        let (_site, rig, mut device) = meet(offer, &setup);
+        device.wait("commands", |device| !device.commands.is_empty()).unwrap();
+        for ring in 0..=device.control_ring() {
+            assert_eq!(device.ring(ring).place().base, base, "ring {ring}");
+        }
         rig.stop(Some(&mut device));
     }
 }
