@@ -91,7 +91,7 @@ impl VirtioDevice {
 
     /// Returns a sink for one more CPU.
     pub(crate) fn sink(&self) -> TxQueueSink {
-        TxQueueSink::new(self.name.clone(), &self.tx_queues)
+        TxQueueSink::among(self.name.clone(), &self.tx_queues, self.link.usable())
     }
 
     /// Returns the driver's counters, by queue.

@@ -10,6 +10,7 @@ use forebay_sys::{Event, PeerEvent, Signaller};
 
 use super::ends::{EndKind, Reason};
 use super::features::Features;
+use crate::tx_queue::UsableQueues;
 
 /// Session of a back end: from enabling its queues to the end of its connection.
 #[derive(Debug)]
@@ -53,6 +54,9 @@ pub(super) struct Switchboard {
     pub(super) board_changed: Event,
     /// Signalled once, when the session thread is to end.
     pub(super) stop: Event,
+    /// Queue pairs that can send: those of the session that are not shut; without a session, those
+    /// of the last one.
+    pub(super) usable: Arc<UsableQueues>,
     /// AIO context for kicking devices.
     signaller: Signaller,
     /// True if the next kick is to fail.
@@ -131,6 +135,7 @@ impl Switchboard {
             board: Mutex::new(board),
             board_changed: Event::new()?,
             stop: Event::new()?,
+            usable: Arc::new(UsableQueues::all(pairs)),
             signaller,
             #[cfg(test)]
             fails_kick: false.into(),
@@ -149,8 +154,9 @@ impl Switchboard {
     /// Announces the start or end of a session to all ports.
     pub(super) fn publish(&self, session: Option<Arc<PortSession>>) {
         let mut board = self.board();
-        if session.is_some() {
+        if let Some(session) = &session {
             board.seats.iter_mut().for_each(|seat| seat.shut = None);
+            self.usable.set_first(session.pairs.len());
         }
         board.session = session;
         // Release: a port that sees the new number then takes the lock and reads the board.
@@ -274,6 +280,7 @@ impl Port {
     /// one begins.
     pub(super) fn shut(&self, why: Reason) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
+        self.shared.usable.remove(self.index);
         self.shared.board_changed.signal();
     }
 

@@ -21,6 +21,7 @@ use super::features::RequestedFeatures;
 use super::frontend::{BackendChannel, FrontendFailure, MemoryTable, QueueRings, SessionPlan};
 use super::port::{Port, PortSession, QueueWish, Shut, Switchboard};
 use crate::config::virtio::Role;
+use crate::tx_queue::UsableQueues;
 use crate::{BackEndLink, Facts};
 
 /// Time limit for a back end to be set up, or to stop.
@@ -129,6 +130,11 @@ impl VhostSession {
         let ended = Arc::new(Event::new().unwrap_or_else(|error| panic!("{error}")));
         let (back_end, facts) = (Arc::default(), Facts::default());
         Self { shared: Arc::clone(shared), thread: None, ended, back_end, facts }
+    }
+
+    /// Queue pairs that can send.
+    pub(super) fn usable(&self) -> Arc<UsableQueues> {
+        Arc::clone(&self.shared.usable)
     }
 
     /// Connection to the back end.
