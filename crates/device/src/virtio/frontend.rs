@@ -34,7 +34,7 @@ pub(super) struct PairRings {
     pub(super) tx: RingAddresses,
 }
 
-/// Rings of one queue pair. All their bytes are reset before a session begins.
+/// Rings of one queue pair. All their bytes are zeroed before a back end is set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct QueueRings {
     /// Number of entries of each ring.

@@ -61,6 +61,7 @@ impl VirtioDevice {
             },
             memory: memory_table(&memory).map_err(no_memory)?,
             queues: rings.iter().map(|pair| queue_rings(pair, options)).collect(),
+            places: rings.iter().flatten().cloned().collect(),
             control: plan.control(&memory, pairs),
             facts: facts.clone(),
         })?;

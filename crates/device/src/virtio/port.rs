@@ -228,8 +228,8 @@ impl fmt::Debug for QueueState {
 /// Handle of the session for one queue pair, owned by its source.
 ///
 /// The source reads the [session](Self::session) in every turn. Once there is none any more, the
-/// source stops using the rings, resets them and calls [`released`](Self::released): the next
-/// session waits for that.
+/// source stops using the rings and calls [`released`](Self::released): the next session waits for
+/// that, and zeroes the rings.
 #[derive(Debug)]
 pub(super) struct Port {
     index: usize,
@@ -267,8 +267,8 @@ impl Port {
         }
     }
 
-    /// Notes that the source does not use the rings any more, and has reset them. To be called only
-    /// after [`session`](Self::session) returned `None`: until then the device uses the rings.
+    /// Notes that the source does not use the rings any more. To be called only after
+    /// [`session`](Self::session) returned `None`: until then the device uses the rings.
     pub(super) fn released(&mut self) {
         debug_assert!(self.session.is_none(), "a device still has the rings");
         self.shared.board().seats[self.index].is_held = false;

@@ -19,6 +19,7 @@ use super::control::ControlPlace;
 use super::ends::{EndKind, Reason, SessionEnds};
 use super::features::RequestedFeatures;
 use super::frontend::{BackendChannel, FrontendFailure, MemoryTable, QueueRings, SessionPlan};
+use super::memory::RingPlace;
 use super::port::{Port, PortSession, QueueWish, Shut, Switchboard};
 use crate::config::virtio::Role;
 use crate::tx_queue::UsableQueues;
@@ -54,6 +55,8 @@ pub(super) struct VhostSessionConfig<'a> {
     pub(super) memory: MemoryTable,
     /// Rings in that memory, for each queue pair.
     pub(super) queues: Vec<QueueRings>,
+    /// Memory of these rings, to be zeroed for each session.
+    pub(super) places: Vec<RingPlace>,
     /// Place of the control queue in that memory.
     pub(super) control: ControlPlace,
     /// Facts to update: `link`, `features`, `queues`, `sessions`, `device_hash`, and those of
@@ -80,7 +83,8 @@ impl VhostSession {
     /// If there can never be a back end at that path, or the system refuses a resource. A missing
     /// back end is not an error.
     pub(super) fn start(config: VhostSessionConfig<'_>) -> Result<(Self, Vec<Port>)> {
-        let VhostSessionConfig { path, role, requested, memory, queues, control, facts } = config;
+        let VhostSessionConfig { path, role, requested, memory, queues, places, control, facts } =
+            config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
             return Err(Error::Setting {
                 what: "the queue pairs of a vhost-user device",
@@ -107,6 +111,7 @@ impl VhostSession {
             shared: of_thread,
             meeting,
             plan,
+            places,
             back_end: Arc::clone(&back_end),
             facts: told,
             ends,
@@ -185,6 +190,7 @@ struct SessionThread {
     shared: Arc<Switchboard>,
     meeting: Endpoint,
     plan: SessionPlan,
+    places: Vec<RingPlace>,
     back_end: Arc<BackEndLink>,
     facts: Facts,
     ends: SessionEnds,
@@ -211,6 +217,8 @@ impl SessionThread {
         while self.wait_for_release() {
             let Some(stream) = met.take().or_else(|| self.meet()) else { break };
             self.report_link("setting up".to_owned());
+            // Nobody has the rings now. Later, a device may have written its wish for no kicks.
+            self.places.iter().for_each(RingPlace::clear);
             match self.set_up(&stream) {
                 Ok((front, session)) => {
                     refused_pause = RECONNECT_PAUSE;

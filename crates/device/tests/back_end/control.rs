@@ -44,7 +44,7 @@ impl Backend {
         while let Some(chain) = self.ring(index).take() {
             self.judge_and_note(&chain);
             if let Control::Scribbles(byte) = self.offer.control {
-                return self.scribble(byte);
+                return self.scribble(index, byte);
             }
             self.answer_command(&chain);
         }
@@ -64,8 +64,8 @@ impl Backend {
         self.commands.push(bytes);
     }
 
-    fn scribble(&mut self, byte: u8) {
-        let index = self.control_ring();
+    /// Overwrites a ring with this byte.
+    pub(crate) fn scribble(&mut self, index: usize, byte: u8) {
         let Place { memory, size, areas: [descriptors, driver, device], .. } =
             self.ring(index).place().clone();
         for (area, len) in [(descriptors, 16 * size), (driver, 4), (device, 4 + 8 * size)] {

@@ -54,6 +54,8 @@ pub(crate) struct Offer {
     pub(crate) hash_types: u32,
     /// Behaviour on commands, if `CTRL_VQ` is offered.
     pub(crate) control: Control,
+    /// True if the device wants no kicks, which it says once, as it gets a ring's addresses.
+    pub(crate) polls: bool,
     /// Request on which the back end fails, and how.
     pub(crate) fails: Option<(FrontendReq, Failure)>,
 }
@@ -91,6 +93,7 @@ impl Offer {
             mtu: 1500,
             hash_types: 0x1ff,
             control: Control::Serves,
+            polls: false,
             fails: None,
         }
     }
@@ -392,6 +395,7 @@ impl Backend {
     fn note_of_ring(&mut self, mut message: Message) {
         let index = usize::try_from(message.u32_at(0) & 0xff).unwrap();
         let value = message.u32_at(4);
+        let is_packed = self.has(VIRTIO_F_RING_PACKED);
         if index == self.control_ring() {
             if self.offer.control == Control::Missing {
                 return self.close();
@@ -415,7 +419,13 @@ impl Backend {
             FrontendReq::SET_VRING_ADDR => {
                 let memory = self.memory.as_ref().expect("the memory table before rings");
                 let area = |at| memory.guest_of_user(message.u64_at(at));
-                vring.areas = Some([area(8), area(24), area(16)]);
+                let areas = [area(8), area(24), area(16)];
+                assert_eq!(memory.read_array(areas[2]), [0; 4], "VQ10: flags and used index");
+                if self.offer.polls {
+                    // `VIRTQ_USED_F_NO_NOTIFY`; `RING_EVENT_FLAGS_DISABLE` behind an offset.
+                    memory.store(areas[2] + if is_packed { 2 } else { 0 }, 1);
+                }
+                vring.areas = Some(areas);
             }
             request => panic!("{request:?} was not to be expected"),
         }

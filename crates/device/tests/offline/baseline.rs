@@ -15,6 +15,7 @@ use crate::Test;
 use crate::back_end::frames::{datagram, number_of, of_flow, segment};
 use crate::back_end::queues::Header;
 use crate::back_end::rig::{Rig, Setup};
+use crate::back_end::ring::is_readable;
 use crate::back_end::session::{Backend, DEADLINE, Offer, Site, connect};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -38,6 +39,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("burst_of_largest_packets_fits", burst_room),
     ("net_9_unmerged_buffer_count_is_ignored", unmerged_number),
     ("packed_base_has_both_positions", bases),
+    ("device_that_polls_is_never_kicked", || {
+        unkicked(Offer::usual(), false);
+        unkicked(Offer::usual().packed(), true);
+    }),
     ("vq_7_nobody_sleeps_with_work", wake_ups),
     ("echoes_reach_the_device", || echoes(Offer::usual(), false)),
     ("echoes_reach_device_packed", || {
@@ -293,6 +298,19 @@ fn bases() {
         }
         rig.stop(Some(&mut device));
     }
+}
+
+fn unkicked(mut offer: Offer, packed: bool) {
+    offer.polls = true;
+    let (_site, rig, mut device) = meet(offer, &Setup::usual().packed(packed).echoing());
+    for number in 0..200 {
+        device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
+    }
+    assert_eq!(device.await_sent(0, 200).unwrap().len(), 200);
+    for ring in [0, 1] {
+        assert!(!is_readable(&device.ring(ring).kick, Duration::ZERO), "ring {ring}");
+    }
+    rig.stop(Some(&mut device));
 }
 
 fn unmerged_number() {

@@ -52,6 +52,7 @@ impl Place {
             requested: RequestedFeatures::default(),
             memory: MemoryTable { descriptor, base_address: BASE, len_bytes: 1 << 20 },
             queues: (0..pairs).map(rings).collect(),
+            places: Vec::new(),
             control: MemoryPlan::of(&options).control(&memory, 0),
             facts: self.facts.clone(),
         })
