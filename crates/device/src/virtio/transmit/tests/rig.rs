@@ -33,7 +33,7 @@ pub(super) struct Rig {
     pub(super) handed: Vec<u64>,
     /// Memory of receive buffers.
     pub(super) buffers: PageFragCache,
-    _memory: SharedMemory,
+    pub(super) _memory: SharedMemory,
 }
 
 impl Rig {
