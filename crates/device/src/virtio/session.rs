@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_sys::error::{Error, Result};
 use forebay_sys::{Event, Signaller};
@@ -28,7 +28,7 @@ use crate::{BackEndLink, Facts};
 /// Time limit for a back end to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Interval of attempts to connect to a back end.
+/// Interval of attempts to connect to a back end, also of one that closes as soon as it is set up.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Longest pause after a back end that could not be set up; the pause doubles each time.
@@ -221,9 +221,13 @@ impl SessionThread {
             self.places.iter().for_each(RingPlace::clear);
             match self.set_up(&stream) {
                 Ok((front, session)) => {
+                    let begun = Instant::now();
                     refused_pause = RECONNECT_PAUSE;
                     match self.session(front, session, &stream) {
-                        SessionEnd::Gone(why) => self.ends.ended(&why),
+                        SessionEnd::Gone(why) => {
+                            self.ends.ended(&why);
+                            self.rest(RECONNECT_PAUSE.saturating_sub(begun.elapsed()));
+                        }
                         SessionEnd::Renew(why) => {
                             self.ends.ended(&why);
                             self.rest(RECONNECT_PAUSE);
@@ -452,9 +456,9 @@ fn within<T>(
 
 /// Waits for one of the descriptors, at most that long; signals do not shorten the wait.
 fn wait(watched: &mut [PollFd<'_>], at_most: Duration) {
-    let until = std::time::Instant::now() + at_most;
+    let until = Instant::now() + at_most;
     loop {
-        let left = until.saturating_duration_since(std::time::Instant::now());
+        let left = until.saturating_duration_since(Instant::now());
         let Ok(left) = Timespec::try_from(left) else { return };
         match poll(watched, Some(&left)) {
             Err(rustix::io::Errno::INTR) => {}

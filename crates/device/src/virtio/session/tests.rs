@@ -174,6 +174,23 @@ fn dead_back_end_is_replaced() {
     assert_eq!(place.fact("last_end"), "the back end closed the connection");
 }
 
+/// Each session is over as soon as it has begun.
+#[test]
+fn closing_back_end_is_met_later() {
+    let begun = Instant::now();
+    let place = Place::new();
+    let listener = place.listen();
+    let (_link, mut port, mut back_end) = place.up(&listener);
+    for number in 2..=5 {
+        drop(back_end);
+        wait_for_end(&mut port);
+        port.released();
+        back_end = set_up(&listener, 1);
+        wait_for_session(&mut port, number);
+    }
+    assert!(begun.elapsed() >= 4 * RECONNECT_PAUSE);
+}
+
 #[test]
 fn restarted_back_end_is_found() {
     let place = Place::new();
