@@ -58,6 +58,7 @@ impl VirtioDevice {
                 packed: options.packed,
                 device_hash: config.device_hash,
                 without_offloads: !options.rx_offloads,
+                without_large: !Sizing::of(options).has_room_for_largest(options.queue_size),
             },
             memory: memory_table(&memory).map_err(no_memory)?,
             queues: rings.iter().map(|pair| queue_rings(pair, options)).collect(),

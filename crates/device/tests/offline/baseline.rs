@@ -37,6 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("vio_3_buffers_follow_packet_lengths", || follow(Offer::usual(), false)),
     ("vio_3_and_those_of_packed_rings", || follow(Offer::usual().packed(), true)),
     ("burst_of_largest_packets_fits", burst_room),
+    ("small_ring_takes_no_large_packets", small_ring),
     ("net_9_unmerged_buffer_count_is_ignored", unmerged_number),
     ("packed_base_has_both_positions", bases),
     ("device_that_polls_is_never_kicked", || {
@@ -281,6 +282,24 @@ fn unmerged_sizes() {
         let posted = device.posted_bytes(0);
         let least = if cut.into_iter().any(|bit| device.has(bit)) { 65_562 } else { 1526 };
         assert!(posted.iter().all(|&bytes| bytes >= least), "{least}: {posted:?}");
+        rig.stop(Some(&mut device));
+    }
+}
+
+/// Large packets are agreed on only if a ring of the smallest buffers has room for one.
+fn small_ring() {
+    for (queue_size, rx_buffers, is_large) in [
+        (16, RxBufferSizing::Auto, false),
+        (32, RxBufferSizing::Mtu, false),
+        (16, RxBufferSizing::Page, false),
+        (32, RxBufferSizing::Page, true),
+        (64, RxBufferSizing::Auto, true),
+    ] {
+        let mut setup = Setup::usual();
+        (setup.virtio.queue_size, setup.virtio.rx_buffers) = (queue_size, rx_buffers);
+        let (_site, rig, mut device) = meet(Offer::usual(), &setup);
+        let takes = [VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6].map(|bit| device.has(bit));
+        assert_eq!(takes, [is_large; 2], "{queue_size} {rx_buffers}");
         rig.stop(Some(&mut device));
     }
 }
