@@ -5,6 +5,7 @@
 
 mod outgoing; // next packet to send, cut if it must be
 mod sink; //     one CPU's sink
+mod usable; //   queues that can send now
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,6 +16,7 @@ use forebay_rx::ordered_queue::{LaneConsumer, LaneProducer, Lanes, Sequencer, la
 use forebay_rx::sink::{SendDrop, SinkCounters};
 pub(crate) use outgoing::{Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 pub use sink::TxQueueSink;
+pub(crate) use usable::UsableQueues;
 
 /// Maximum number of packets that wait between one CPU and one queue.
 pub(crate) const TX_QUEUE_PACKETS: u32 = 1024;

@@ -6,27 +6,39 @@ use forebay_rx::Packet;
 use forebay_rx::sink::{SendDrop, Sink, SinkCounters, SinkError};
 use forebay_sys::error::Error;
 
-use super::{TxQueue, TxQueueProducer};
+use super::usable::UsableCopy;
+use super::{TxQueue, TxQueueProducer, UsableQueues};
 
 /// One CPU's sink of a device whose queues are driven by the CPUs that poll them.
 ///
-/// Packets of a flow go to one queue, and leave it in the order of handover.
+/// Packets of a flow go to one queue, and leave it in the order of handover, as long as the same
+/// queues can send.
 pub struct TxQueueSink {
     /// Name of the device.
     name: String,
     ways: Vec<TxQueueProducer>,
+    /// Queues among which flows are spread, and the latest copy.
+    usable: (Arc<UsableQueues>, UsableCopy),
     /// Packets for each queue, during a call of [`Sink::send`].
     sorted: Vec<Vec<Packet>>,
     counters: Arc<SinkCounters>,
 }
 
 impl TxQueueSink {
-    /// Returns a sink for one more CPU of the device `name`, with a lane to each queue.
+    /// Returns a sink for one more CPU of the device `name`, with a lane to each queue. All queues
+    /// can send.
     pub(crate) fn new(name: String, queues: &[TxQueue]) -> Self {
+        Self::among(name, queues, Arc::new(UsableQueues::all(queues.len())))
+    }
+
+    /// Returns such a sink of a device whose queues can send at times.
+    pub(crate) fn among(name: String, queues: &[TxQueue], usable: Arc<UsableQueues>) -> Self {
         assert!(!queues.is_empty(), "{name}: a device that sends has a tx queue");
         let counters = Arc::default();
+        let copy = usable.copy();
         Self {
             name,
+            usable: (usable, copy),
             ways: queues.iter().map(|queue| queue.join(Arc::clone(&counters))).collect(),
             sorted: queues.iter().map(|_| Vec::new()).collect(),
             counters,
@@ -58,11 +70,12 @@ impl Sink for TxQueueSink {
         if self.ways.len() == 1 {
             is_gone = self.put(0, packets);
         } else {
-            let queues = self.ways.len();
+            let (usable, copy) = &mut self.usable;
+            let queues = copy.list(usable);
             for packet in packets.drain(..) {
-                self.sorted[packet.hash.0 as usize % queues].push(packet);
+                self.sorted[queues[packet.hash.0 as usize % queues.len()]].push(packet);
             }
-            for queue in 0..queues {
+            for queue in 0..self.ways.len() {
                 let mut sorted = std::mem::take(&mut self.sorted[queue]);
                 if !sorted.is_empty() {
                     is_gone |= self.put(queue, &mut sorted);

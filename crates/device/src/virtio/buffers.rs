@@ -14,6 +14,10 @@ use crate::config::virtio::{RxBufferSizing, VirtioOptions};
 /// `GOOD_PACKET_LEN` (VIO-3).
 pub(super) const GOOD_PACKET_LEN: u32 = 14 + 4 + 1500;
 
+/// Room for the largest packet of a device that cuts none: an IP packet of 64 KiB with its Ethernet
+/// and virtio headers (5.1.6.3.1).
+const LARGEST_ROOM_BYTES: u32 = 65_562;
+
 /// Page size, the kernel's `PAGE_SIZE`.
 pub(super) const PAGE_BYTES: u32 = 4096;
 
@@ -87,6 +91,12 @@ impl Sizing {
     #[inline]
     pub(super) fn add(&mut self, packet_bytes: u32) {
         self.average.add(packet_bytes);
+    }
+
+    /// True if a ring of that many of the smallest buffers has room for the largest packet.
+    pub(super) fn has_room_for_largest(&self, queue_size: u16) -> bool {
+        let smallest = Self { average: Average::default(), ..*self };
+        u32::from(queue_size) * smallest.buffer_bytes() >= LARGEST_ROOM_BYTES
     }
 
     /// Returns the least length of a buffer.

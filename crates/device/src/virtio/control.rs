@@ -92,13 +92,14 @@ impl ControlPlace {
         Some(format!("it is done without commands: {}", self.last_failure))
     }
 
-    /// Creates a new ring with these commands. No device uses the previous ring any more.
+    /// Creates a ring with these commands. No device uses the previous ring any more.
     pub(super) fn post(
         &mut self,
         features: Features,
         commands: &[ControlCommand],
     ) -> PostedCommand<'_> {
         let event_idx = features.has(VIRTIO_RING_F_EVENT_IDX);
+        self.ring.clear();
         let mut ring = self.ring.ring(layout(features), event_idx);
         let slots = commands.iter().zip(&mut self.slots);
         let waiting = slots.map(|(command, slot)| Waiting {

@@ -74,6 +74,8 @@ pub(super) struct RequestedFeatures {
     pub(super) device_hash: bool,
     /// No receive offloads (`GUEST_*`): packets as on the wire.
     pub(super) without_offloads: bool,
+    /// No large packets (`GUEST_TSO4` and the like): a ring of small buffers has no room for one.
+    pub(super) without_large: bool,
 }
 
 /// Features that both sides agreed on.
@@ -93,7 +95,7 @@ impl Features {
             VIRTIO_NET_F_GUEST_TSO4
             | VIRTIO_NET_F_GUEST_TSO6
             | VIRTIO_NET_F_GUEST_USO4
-            | VIRTIO_NET_F_GUEST_USO6 => is_mergeable,
+            | VIRTIO_NET_F_GUEST_USO6 => is_mergeable && !requested.without_large,
             VIRTIO_NET_F_GUEST_CSUM => !requested.without_offloads,
             VIRTIO_F_RING_PACKED => requested.packed,
             VIRTIO_NET_F_HASH_REPORT => requested.device_hash,
@@ -204,10 +206,8 @@ mod tests {
     ];
 
     fn requested() -> impl Strategy<Value = RequestedFeatures> {
-        any::<[bool; 3]>().prop_map(|[packed, device_hash, without_offloads]| RequestedFeatures {
-            packed,
-            device_hash,
-            without_offloads,
+        any::<[bool; 4]>().prop_map(|[packed, device_hash, without_offloads, without_large]| {
+            RequestedFeatures { packed, device_hash, without_offloads, without_large }
         })
     }
 
@@ -225,6 +225,8 @@ mod tests {
             }
             prop_assert!(requested.packed || !features.has(VIRTIO_F_RING_PACKED));
             prop_assert!(requested.device_hash || !features.has(VIRTIO_NET_F_HASH_REPORT));
+            let has_large = [1, 4, 5].into_iter().any(|gso_type| features.accepts_gso(gso_type));
+            prop_assert!(!requested.without_large || !has_large);
         }
 
         #[test]
@@ -239,7 +241,7 @@ mod tests {
         for (bit, _) in TAKES {
             let offered = VERSION_1 | 1 << bit;
             let requested =
-                RequestedFeatures { packed: true, device_hash: true, without_offloads: false };
+                RequestedFeatures { packed: true, device_hash: true, ..Default::default() };
             assert_eq!(Features::negotiate(offered, requested).unwrap().bits(), VERSION_1, "{bit}");
         }
     }
@@ -248,7 +250,7 @@ mod tests {
     fn all_usable_features_are_accepted() {
         let all = Features::negotiate(
             u64::MAX,
-            RequestedFeatures { packed: true, device_hash: true, without_offloads: false },
+            RequestedFeatures { packed: true, device_hash: true, ..Default::default() },
         );
         let all = all.unwrap();
         assert!(USABLE.iter().all(|feature| all.has(feature.bit)));

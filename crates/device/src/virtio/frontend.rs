@@ -34,7 +34,7 @@ pub(super) struct PairRings {
     pub(super) tx: RingAddresses,
 }
 
-/// Rings of one queue pair. All their bytes are reset before a session begins.
+/// Rings of one queue pair. All their bytes are zeroed before a back end is set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct QueueRings {
     /// Number of entries of each ring.
@@ -92,17 +92,29 @@ pub(super) struct BackendChannel {
     rings: Vec<usize>,
     /// True if the back end understands `SET_VRING_ENABLE`.
     has_enable: bool,
+    /// True if the back end acknowledges each message (`REPLY_ACK`).
+    acknowledges: bool,
     commands: Commands,
+}
+
+/// Messages that describe rings, and the agreements that they depend on.
+#[derive(Clone, Copy)]
+struct RingMessages<'a> {
+    vhost: &'a Frontend,
+    stream: &'a UnixStream,
+    features: Features,
+    acknowledges: bool,
 }
 
 /// Maximum number of rings: a message names a ring by eight bits (`SET_VRING_KICK`).
 const RINGS_MAX: u64 = 1 << 8;
 
-/// VRING_BASE of a reset packed ring: index 0, wrap counter 1.
-const PACKED_BASE: u16 = 1 << 15;
+/// VRING_BASE of a reset packed ring: index 0 and wrap counter 1, of available descriptors in the
+/// lower half, and of used ones in the upper half.
+const PACKED_BASE: u32 = 1 << 15 | 1 << 31;
 
 impl BackendChannel {
-    /// Sets a device up, from the first message to enabling all queues (INIT1) and to the commands
+    /// Sets a device up, from the first message to starting all queues (INIT1) and to the commands
     /// that configure them.
     pub(super) fn set_up(
         stream: &UnixStream,
@@ -125,16 +137,19 @@ impl BackendChannel {
         set_memory(&vhost, &plan.memory)?;
         let events = (0..pairs).map(|_| PairEvents::new()).collect::<std::io::Result<Vec<_>>>();
         let mut events = events.map_err(FrontendFailure::of("eventfd"))?;
+        let acknowledges = protocol.contains(VhostUserProtocolFeatures::REPLY_ACK);
+        let messages = RingMessages { vhost: &vhost, stream, features, acknowledges };
         for (pair, (rings, events)) in plan.queues.iter().zip(&events).enumerate() {
-            set_pair(&vhost, pair, rings, events, features)?;
+            messages.set_pair(pair, rings, &events.call)?;
         }
         let has_enable = features.has(VHOST_USER_F_PROTOCOL_FEATURES);
         let rings = (0..2 * pairs).collect();
         let key = plan.requested.device_hash.then_some(plan.control.hash_key);
         let commands = Commands::new(known, pairs, key);
-        let mut front = Self { vhost, rings, has_enable, commands };
-        for ring in 0..2 * pairs {
-            front.enable(ring, true)?;
+        let mut front = Self { vhost, rings, has_enable, acknowledges, commands };
+        for (pair, events) in events.iter().enumerate() {
+            front.start(2 * pair, &events.rx_kick)?;
+            front.start(2 * pair + 1, &events.tx_kick)?;
         }
         if !front.give_commands(stream, &mut plan.control, known)? {
             (1..pairs).try_for_each(|pair| front.disable(pair))?;
@@ -176,13 +191,14 @@ impl BackendChannel {
         features: Features,
     ) -> Result<Vec<CommandAnswer>, FrontendFailure> {
         let posted = place.post(features, &self.commands.list);
-        self.begin_control(ring, &posted, features)?;
+        self.begin_control(stream, ring, &posted, features)?;
         posted.answers(stream).map_err(FrontendFailure::of("control queue"))
     }
 
     /// Sets up and enables the control queue.
     fn begin_control(
         &mut self,
+        stream: &UnixStream,
         ring: usize,
         posted: &PostedCommand<'_>,
         features: Features,
@@ -190,12 +206,19 @@ impl BackendChannel {
         // The kick eventfd is signalled before the device receives it.
         let events = PeerEvent::happened().and_then(|kick| Ok((kick, PeerEvent::new()?)));
         let (kick, call) = events.map_err(FrontendFailure::of("eventfd"))?;
-        set_ring(&self.vhost, ring, CONTROL_QUEUE_SIZE, posted.addresses(), features)?;
-        set_call(&self.vhost, ring, &call)?;
+        let (vhost, acknowledges) = (&self.vhost, self.acknowledges);
+        let messages = RingMessages { vhost, stream, features, acknowledges };
+        messages.set_ring(ring, CONTROL_QUEUE_SIZE, posted.addresses())?;
+        messages.set_call(ring, &call)?;
         self.rings.push(ring);
-        // The kick comes last: some back ends forget a kick of a ring that is not enabled.
+        self.start(ring, &kick)
+    }
+
+    /// Enables a ring, and passes its kick, which is signalled already. The kick comes last: some
+    /// back ends forget a kick of a ring that is not enabled.
+    fn start(&mut self, ring: usize, kick: &PeerEvent) -> Result<(), FrontendFailure> {
         self.enable(ring, true)?;
-        set_kick(&self.vhost, ring, &kick)
+        set_kick(&self.vhost, ring, kick)
     }
 
     /// Returns the remarks on the session for reports.
@@ -301,51 +324,62 @@ fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), FrontendFail
     vhost.set_mem_table(&[region]).map(drop).map_err(FrontendFailure::of("SET_MEM_TABLE"))
 }
 
-/// Sends both rings of a pair. The kick comes last, because a back end may start with it.
-fn set_pair(
-    vhost: &Frontend,
-    pair: usize,
-    rings: &QueueRings,
-    events: &PairEvents,
-    features: Features,
-) -> Result<(), FrontendFailure> {
-    let packed = rings.packed.filter(|_| features.has(VIRTIO_F_RING_PACKED));
-    let PairRings { rx, tx } = packed.unwrap_or(rings.split);
-    let both = [(2 * pair, rx, &events.rx_kick), (2 * pair + 1, tx, &events.tx_kick)];
-    for (ring, addresses, kick) in both {
-        set_ring(vhost, ring, rings.size, addresses, features)?;
-        set_call(vhost, ring, &events.call)?;
-        set_kick(vhost, ring, kick)?;
+impl RingMessages<'_> {
+    /// Sends both rings of a pair, with their call.
+    fn set_pair(
+        self,
+        pair: usize,
+        rings: &QueueRings,
+        call: &PeerEvent,
+    ) -> Result<(), FrontendFailure> {
+        let packed = rings.packed.filter(|_| self.features.has(VIRTIO_F_RING_PACKED));
+        let PairRings { rx, tx } = packed.unwrap_or(rings.split);
+        for (ring, addresses) in [(2 * pair, rx), (2 * pair + 1, tx)] {
+            self.set_ring(ring, rings.size, addresses)?;
+            self.set_call(ring, call)?;
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Sends the size, base and addresses of a reset ring.
-fn set_ring(
-    vhost: &Frontend,
-    ring: usize,
-    size: u16,
-    addresses: RingAddresses,
-    features: Features,
-) -> Result<(), FrontendFailure> {
-    let addresses = VringConfigData {
-        queue_max_size: size,
-        queue_size: size,
-        flags: 0,
-        desc_table_addr: addresses.descriptors,
-        used_ring_addr: addresses.device,
-        avail_ring_addr: addresses.driver,
-        log_addr: None,
-    };
-    let base = if features.has(VIRTIO_F_RING_PACKED) { PACKED_BASE } else { 0 };
-    vhost.set_vring_num(ring, size).map_err(FrontendFailure::of("SET_VRING_NUM"))?;
-    vhost.set_vring_base(ring, base).map_err(FrontendFailure::of("SET_VRING_BASE"))?;
-    vhost.set_vring_addr(ring, &addresses).map_err(FrontendFailure::of("SET_VRING_ADDR"))
-}
+    /// Sends the size, base and addresses of a reset ring.
+    fn set_ring(
+        self,
+        ring: usize,
+        size: u16,
+        addresses: RingAddresses,
+    ) -> Result<(), FrontendFailure> {
+        let addresses = VringConfigData {
+            queue_max_size: size,
+            queue_size: size,
+            flags: 0,
+            desc_table_addr: addresses.descriptors,
+            used_ring_addr: addresses.device,
+            avail_ring_addr: addresses.driver,
+            log_addr: None,
+        };
+        let numbered = self.vhost.set_vring_num(ring, size);
+        numbered.map_err(FrontendFailure::of("SET_VRING_NUM"))?;
+        self.set_base(ring)?;
+        let placed = self.vhost.set_vring_addr(ring, &addresses);
+        placed.map_err(FrontendFailure::of("SET_VRING_ADDR"))
+    }
 
-fn set_call(vhost: &Frontend, ring: usize, call: &PeerEvent) -> Result<(), FrontendFailure> {
-    let call = call.handle().map_err(FrontendFailure::of("dup"))?;
-    vhost.set_vring_call(ring, &call).map_err(FrontendFailure::of("SET_VRING_CALL"))
+    /// Sends the base of a reset ring. Crate vhost has no room for the upper half of a packed
+    /// ring's.
+    fn set_base(self, ring: usize) -> Result<(), FrontendFailure> {
+        let base = if self.features.has(VIRTIO_F_RING_PACKED) { PACKED_BASE } else { 0 };
+        let ring = u32::try_from(ring).unwrap_or(u32::MAX);
+        let body = [ring, base].map(u32::to_ne_bytes);
+        let request = FrontendReq::SET_VRING_BASE;
+        let told = tell(self.stream, request, body.as_flattened(), self.acknowledges);
+        told.map_err(FrontendFailure::of("SET_VRING_BASE"))
+    }
+
+    fn set_call(self, ring: usize, call: &PeerEvent) -> Result<(), FrontendFailure> {
+        let call = call.handle().map_err(FrontendFailure::of("dup"))?;
+        let set = self.vhost.set_vring_call(ring, &call);
+        set.map_err(FrontendFailure::of("SET_VRING_CALL"))
+    }
 }
 
 fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), FrontendFailure> {
@@ -379,16 +413,50 @@ fn net_config(stream: &UnixStream, len_bytes: usize) -> Result<VirtioNetConfig, 
     Ok(VirtioNetConfig::from_bytes(answer.get(WHICH_BYTES..).unwrap_or_default()))
 }
 
+/// Version of the protocol, in the flags of every message.
+const VERSION: u32 = 1;
+
+/// Sends a message, and waits for its acknowledgement if the back end acknowledges messages.
+fn tell(
+    stream: &UnixStream,
+    request: FrontendReq,
+    body: &[u8],
+    acknowledges: bool,
+) -> Result<(), String> {
+    if !acknowledges {
+        return send(stream, request, 0, body);
+    }
+    send(stream, request, VhostUserHeaderFlag::NEED_REPLY.bits(), body)?;
+    let answer = receive(stream, request)?;
+    match <[u8; 8]>::try_from(answer).map(u64::from_ne_bytes) {
+        Ok(0) => Ok(()),
+        Ok(error) => Err(format!("the back end refused it: {error}")),
+        Err(answer) => Err(format!("its answer has {} bytes, not eight", answer.len())),
+    }
+}
+
 /// Sends a request and reads its answer. Used where crate vhost expects an answer as long as the
 /// request, and waits for the rest of a shorter one.
-fn ask(mut stream: &UnixStream, request: FrontendReq, body: &[u8]) -> Result<Vec<u8>, String> {
-    const VERSION: u32 = 1;
-    let reply = VhostUserHeaderFlag::REPLY.bits();
-    let code = u32::from(request);
+fn ask(stream: &UnixStream, request: FrontendReq, body: &[u8]) -> Result<Vec<u8>, String> {
+    send(stream, request, 0, body)?;
+    receive(stream, request)
+}
+
+fn send(
+    mut stream: &UnixStream,
+    request: FrontendReq,
+    flags: u32,
+    body: &[u8],
+) -> Result<(), String> {
     let len_bytes = u32::try_from(body.len()).unwrap_or(u32::MAX);
-    let header = [code, VERSION, len_bytes].map(u32::to_ne_bytes);
+    let header = [u32::from(request), VERSION | flags, len_bytes].map(u32::to_ne_bytes);
     let message = [header.as_flattened(), body].concat();
-    stream.write_all(&message).map_err(|error| error.to_string())?;
+    stream.write_all(&message).map_err(|error| error.to_string())
+}
+
+/// Reads the answer to a request.
+fn receive(mut stream: &UnixStream, request: FrontendReq) -> Result<Vec<u8>, String> {
+    let (code, reply) = (u32::from(request), VhostUserHeaderFlag::REPLY.bits());
     let mut header = [[0; 4]; 3];
     stream.read_exact(header.as_flattened_mut()).map_err(|error| error.to_string())?;
     let [of, flags, len_bytes] = header.map(u32::from_ne_bytes);

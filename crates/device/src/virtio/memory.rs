@@ -122,7 +122,7 @@ impl MemoryPlan {
 }
 
 /// Memory of a ring in either layout: a session decides which.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct RingPlace {
     memory: Arc<Claim>,
     size: u16,
@@ -142,10 +142,18 @@ impl RingPlace {
         self.size
     }
 
-    /// Creates a new ring. No device uses the previous ring any more.
+    /// Creates the driver's side of a ring in this memory, which was [cleared](Self::clear) before a
+    /// device saw it.
     pub(super) fn ring(&self, layout: VirtqueueLayout, event_idx: bool) -> Virtqueue {
         let config = RingConfig { layout, size: self.size, event_idx };
-        Virtqueue::new(&self.memory, config)
+        Virtqueue::adopt(&self.memory, config)
+    }
+
+    /// Zeroes the memory, in which no ring is in use, by no device and by no source.
+    pub(super) fn clear(&self) {
+        let config =
+            RingConfig { layout: VirtqueueLayout::Split, size: self.size, event_idx: false };
+        drop(Virtqueue::new(&self.memory, config));
     }
 
     /// Returns the ring's addresses for the device.

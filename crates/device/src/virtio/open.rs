@@ -58,9 +58,11 @@ impl VirtioDevice {
                 packed: options.packed,
                 device_hash: config.device_hash,
                 without_offloads: !options.rx_offloads,
+                without_large: !Sizing::of(options).has_room_for_largest(options.queue_size),
             },
             memory: memory_table(&memory).map_err(no_memory)?,
             queues: rings.iter().map(|pair| queue_rings(pair, options)).collect(),
+            places: rings.iter().flatten().cloned().collect(),
             control: plan.control(&memory, pairs),
             facts: facts.clone(),
         })?;
@@ -91,7 +93,7 @@ impl VirtioDevice {
 
     /// Returns a sink for one more CPU.
     pub(crate) fn sink(&self) -> TxQueueSink {
-        TxQueueSink::new(self.name.clone(), &self.tx_queues)
+        TxQueueSink::among(self.name.clone(), &self.tx_queues, self.link.usable())
     }
 
     /// Returns the driver's counters, by queue.

@@ -10,6 +10,7 @@ use forebay_sys::{Event, PeerEvent, Signaller};
 
 use super::ends::{EndKind, Reason};
 use super::features::Features;
+use crate::tx_queue::UsableQueues;
 
 /// Session of a back end: from enabling its queues to the end of its connection.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) struct PortSession {
 /// former back end cannot reach the next session.
 #[derive(Debug)]
 pub(super) struct PairEvents {
+    /// Signalled from the start, as the other kick: a ring is stopped until the back end receives a
+    /// kick, and there may be no other one, as a device that polls wants none.
     pub(super) rx_kick: PeerEvent,
     pub(super) tx_kick: PeerEvent,
     /// Call of both rings: one CPU drives them.
@@ -36,7 +39,8 @@ pub(super) struct PairEvents {
 
 impl PairEvents {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self { rx_kick: PeerEvent::new()?, tx_kick: PeerEvent::new()?, call: PeerEvent::new()? })
+        let (rx_kick, tx_kick) = (PeerEvent::happened()?, PeerEvent::happened()?);
+        Ok(Self { rx_kick, tx_kick, call: PeerEvent::new()? })
     }
 }
 
@@ -50,6 +54,9 @@ pub(super) struct Switchboard {
     pub(super) board_changed: Event,
     /// Signalled once, when the session thread is to end.
     pub(super) stop: Event,
+    /// Queue pairs that can send: those of the session that are not shut; without a session, those
+    /// of the last one.
+    pub(super) usable: Arc<UsableQueues>,
     /// AIO context for kicking devices.
     signaller: Signaller,
     /// True if the next kick is to fail.
@@ -128,6 +135,7 @@ impl Switchboard {
             board: Mutex::new(board),
             board_changed: Event::new()?,
             stop: Event::new()?,
+            usable: Arc::new(UsableQueues::all(pairs)),
             signaller,
             #[cfg(test)]
             fails_kick: false.into(),
@@ -146,8 +154,9 @@ impl Switchboard {
     /// Announces the start or end of a session to all ports.
     pub(super) fn publish(&self, session: Option<Arc<PortSession>>) {
         let mut board = self.board();
-        if session.is_some() {
+        if let Some(session) = &session {
             board.seats.iter_mut().for_each(|seat| seat.shut = None);
+            self.usable.set_first(session.pairs.len());
         }
         board.session = session;
         // Release: a port that sees the new number then takes the lock and reads the board.
@@ -219,8 +228,8 @@ impl fmt::Debug for QueueState {
 /// Handle of the session for one queue pair, owned by its source.
 ///
 /// The source reads the [session](Self::session) in every turn. Once there is none any more, the
-/// source stops using the rings, resets them and calls [`released`](Self::released): the next
-/// session waits for that.
+/// source stops using the rings and calls [`released`](Self::released): the next session waits for
+/// that, and zeroes the rings.
 #[derive(Debug)]
 pub(super) struct Port {
     index: usize,
@@ -258,8 +267,8 @@ impl Port {
         }
     }
 
-    /// Notes that the source does not use the rings any more, and has reset them. To be called only
-    /// after [`session`](Self::session) returned `None`: until then the device uses the rings.
+    /// Notes that the source does not use the rings any more. To be called only after
+    /// [`session`](Self::session) returned `None`: until then the device uses the rings.
     pub(super) fn released(&mut self) {
         debug_assert!(self.session.is_none(), "a device still has the rings");
         self.shared.board().seats[self.index].is_held = false;
@@ -271,6 +280,7 @@ impl Port {
     /// one begins.
     pub(super) fn shut(&self, why: Reason) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
+        self.shared.usable.remove(self.index);
         self.shared.board_changed.signal();
     }
 

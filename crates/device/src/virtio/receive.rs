@@ -65,7 +65,8 @@ pub(super) struct VirtioReceiver {
     is_starved: bool,
     /// Packet whose last buffers have not arrived.
     partial: Option<Partial>,
-    /// Maximum number of used entries still to be processed; unlimited while buffers are posted.
+    /// Maximum number of used entries still to be processed; unlimited while buffers are posted, and
+    /// 0 without a session.
     left: usize,
     counts: Arc<KernelCounts>,
 }
@@ -118,7 +119,7 @@ impl VirtioReceiver {
             numbering: Numbering::of_queue(forebay_rx::RxQueue(0), 1),
             is_starved: false,
             partial: None,
-            left: usize::MAX,
+            left: 0,
             counts,
         }
     }
@@ -153,7 +154,9 @@ impl VirtioReceiver {
     pub(super) fn end(&mut self, pool: &mut Pool, burst: &mut Burst) {
         self.give_up(pool, burst);
         self.buffers.take_back();
+        // A device that did not stop may still use the ring's memory, which is left as it is.
         self.ring = self.place.ring(VirtqueueLayout::Split, false);
+        self.left = 0;
     }
 
     /// Ends posting: used entries beyond the buffers that the device has are ignored.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_sys::error::{Error, Result};
 use forebay_sys::{Event, Signaller};
@@ -19,14 +19,16 @@ use super::control::ControlPlace;
 use super::ends::{EndKind, Reason, SessionEnds};
 use super::features::RequestedFeatures;
 use super::frontend::{BackendChannel, FrontendFailure, MemoryTable, QueueRings, SessionPlan};
+use super::memory::RingPlace;
 use super::port::{Port, PortSession, QueueWish, Shut, Switchboard};
 use crate::config::virtio::Role;
+use crate::tx_queue::UsableQueues;
 use crate::{BackEndLink, Facts};
 
 /// Time limit for a back end to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Interval of attempts to connect to a back end.
+/// Interval of attempts to connect to a back end, also of one that closes as soon as it is set up.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Longest pause after a back end that could not be set up; the pause doubles each time.
@@ -53,6 +55,8 @@ pub(super) struct VhostSessionConfig<'a> {
     pub(super) memory: MemoryTable,
     /// Rings in that memory, for each queue pair.
     pub(super) queues: Vec<QueueRings>,
+    /// Memory of these rings, to be zeroed for each session.
+    pub(super) places: Vec<RingPlace>,
     /// Place of the control queue in that memory.
     pub(super) control: ControlPlace,
     /// Facts to update: `link`, `features`, `queues`, `sessions`, `device_hash`, and those of
@@ -79,7 +83,8 @@ impl VhostSession {
     /// If there can never be a back end at that path, or the system refuses a resource. A missing
     /// back end is not an error.
     pub(super) fn start(config: VhostSessionConfig<'_>) -> Result<(Self, Vec<Port>)> {
-        let VhostSessionConfig { path, role, requested, memory, queues, control, facts } = config;
+        let VhostSessionConfig { path, role, requested, memory, queues, places, control, facts } =
+            config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
             return Err(Error::Setting {
                 what: "the queue pairs of a vhost-user device",
@@ -106,6 +111,7 @@ impl VhostSession {
             shared: of_thread,
             meeting,
             plan,
+            places,
             back_end: Arc::clone(&back_end),
             facts: told,
             ends,
@@ -129,6 +135,11 @@ impl VhostSession {
         let ended = Arc::new(Event::new().unwrap_or_else(|error| panic!("{error}")));
         let (back_end, facts) = (Arc::default(), Facts::default());
         Self { shared: Arc::clone(shared), thread: None, ended, back_end, facts }
+    }
+
+    /// Queue pairs that can send.
+    pub(super) fn usable(&self) -> Arc<UsableQueues> {
+        Arc::clone(&self.shared.usable)
     }
 
     /// Connection to the back end.
@@ -179,6 +190,7 @@ struct SessionThread {
     shared: Arc<Switchboard>,
     meeting: Endpoint,
     plan: SessionPlan,
+    places: Vec<RingPlace>,
     back_end: Arc<BackEndLink>,
     facts: Facts,
     ends: SessionEnds,
@@ -205,11 +217,17 @@ impl SessionThread {
         while self.wait_for_release() {
             let Some(stream) = met.take().or_else(|| self.meet()) else { break };
             self.report_link("setting up".to_owned());
+            // Nobody has the rings now. Later, a device may have written its wish for no kicks.
+            self.places.iter().for_each(RingPlace::clear);
             match self.set_up(&stream) {
                 Ok((front, session)) => {
+                    let begun = Instant::now();
                     refused_pause = RECONNECT_PAUSE;
                     match self.session(front, session, &stream) {
-                        SessionEnd::Gone(why) => self.ends.ended(&why),
+                        SessionEnd::Gone(why) => {
+                            self.ends.ended(&why);
+                            self.rest(RECONNECT_PAUSE.saturating_sub(begun.elapsed()));
+                        }
                         SessionEnd::Renew(why) => {
                             self.ends.ended(&why);
                             self.rest(RECONNECT_PAUSE);
@@ -438,9 +456,9 @@ fn within<T>(
 
 /// Waits for one of the descriptors, at most that long; signals do not shorten the wait.
 fn wait(watched: &mut [PollFd<'_>], at_most: Duration) {
-    let until = std::time::Instant::now() + at_most;
+    let until = Instant::now() + at_most;
     loop {
-        let left = until.saturating_duration_since(std::time::Instant::now());
+        let left = until.saturating_duration_since(Instant::now());
         let Ok(left) = Timespec::try_from(left) else { return };
         match poll(watched, Some(&left)) {
             Err(rustix::io::Errno::INTR) => {}

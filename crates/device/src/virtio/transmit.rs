@@ -145,7 +145,8 @@ impl VirtioTransmit {
         self.limits.mtu = mtu.map_or(u32::MAX, u32::from);
     }
 
-    /// Drops packets that the device has not taken, and resets the ring.
+    /// Drops packets that the device has not taken. The ring's memory is left as it is: if the source
+    /// is dropped in a session, the device still uses it (VQ11).
     fn end(&mut self) {
         if !self.is_shut {
             // Packets that the device used before the end were sent: at most those posted. A
@@ -157,9 +158,7 @@ impl VirtioTransmit {
             let lost = chain.sent.packets;
             self.outgoing.count(chain.lane, Sent::default(), SendDrop::Down, lost);
         }
-        if let Some(mut ring) = self.ring.take() {
-            ring.reset(false);
-        }
+        self.ring = None;
         (self.is_shut, self.awaited, self.is_armed) = (false, 0, false);
         self.has_more_sent = false;
     }

@@ -1,10 +1,8 @@
 //! The control queue from the device's side (virtio 1.2, section 5.1.6.5), correct or misbehaving.
 
-use std::time::Duration;
-
 use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 
-use crate::back_end::ring::{Chain, Layout, Part, Place, Used, is_readable};
+use crate::back_end::ring::{Chain, Layout, Part, Place, Used};
 use crate::back_end::session::Backend;
 
 /// Behaviour of the device on commands.
@@ -43,14 +41,10 @@ impl Backend {
         if self.offer.control == Control::Silent || has_scribbled || !self.is_up(index) {
             return;
         }
-        // As a real device, it takes nothing before the kick.
-        if !is_readable(&self.ring(index).kick, Duration::ZERO) {
-            return;
-        }
         while let Some(chain) = self.ring(index).take() {
             self.judge_and_note(&chain);
             if let Control::Scribbles(byte) = self.offer.control {
-                return self.scribble(byte);
+                return self.scribble(index, byte);
             }
             self.answer_command(&chain);
         }
@@ -70,8 +64,8 @@ impl Backend {
         self.commands.push(bytes);
     }
 
-    fn scribble(&mut self, byte: u8) {
-        let index = self.control_ring();
+    /// Overwrites a ring with this byte.
+    pub(crate) fn scribble(&mut self, index: usize, byte: u8) {
         let Place { memory, size, areas: [descriptors, driver, device], .. } =
             self.ring(index).place().clone();
         for (area, len) in [(descriptors, 16 * size), (driver, 4), (device, 4 + 8 * size)] {

@@ -57,8 +57,8 @@ impl Packed {
     pub(crate) fn new(place: Place) -> Self {
         let [descriptors, driver, device] = place.areas;
         assert_eq!([descriptors % 16, driver % 4, device % 4], [0; 3], "VQ1: {:x?}", place.areas);
-        // The lower half is the position of available descriptors, the upper half of used ones. A
-        // zero upper half means the same position.
+        // The lower half is the position of available descriptors, the upper half of used ones.
+        // DPDK's driver sends the lower half only, and means the same position by that.
         let low = u16::try_from(place.base & 0xffff).unwrap();
         let high = u16::try_from(place.base >> 16).unwrap();
         let taken = Cursor::of_base(low);

@@ -54,6 +54,8 @@ pub(crate) struct Offer {
     pub(crate) hash_types: u32,
     /// Behaviour on commands, if `CTRL_VQ` is offered.
     pub(crate) control: Control,
+    /// True if the device wants no kicks, which it says once, as it gets a ring's addresses.
+    pub(crate) polls: bool,
     /// Request on which the back end fails, and how.
     pub(crate) fails: Option<(FrontendReq, Failure)>,
 }
@@ -91,6 +93,7 @@ impl Offer {
             mtu: 1500,
             hash_types: 0x1ff,
             control: Control::Serves,
+            polls: false,
             fails: None,
         }
     }
@@ -317,6 +320,7 @@ impl Backend {
             }
             at_most = Duration::ZERO;
         }
+        (0..self.vrings.len()).for_each(|ring| self.start(ring));
         self.serve_commands();
         Ok(())
     }
@@ -391,6 +395,7 @@ impl Backend {
     fn note_of_ring(&mut self, mut message: Message) {
         let index = usize::try_from(message.u32_at(0) & 0xff).unwrap();
         let value = message.u32_at(4);
+        let is_packed = self.has(VIRTIO_F_RING_PACKED);
         if index == self.control_ring() {
             if self.offer.control == Control::Missing {
                 return self.close();
@@ -414,14 +419,21 @@ impl Backend {
             FrontendReq::SET_VRING_ADDR => {
                 let memory = self.memory.as_ref().expect("the memory table before rings");
                 let area = |at| memory.guest_of_user(message.u64_at(at));
-                vring.areas = Some([area(8), area(24), area(16)]);
+                let areas = [area(8), area(24), area(16)];
+                assert_eq!(memory.read_array(areas[2]), [0; 4], "VQ10: flags and used index");
+                if self.offer.polls {
+                    // `VIRTQ_USED_F_NO_NOTIFY`; `RING_EVENT_FLAGS_DISABLE` behind an offset.
+                    memory.store(areas[2] + if is_packed { 2 } else { 0 }, 1);
+                }
+                vring.areas = Some(areas);
             }
             request => panic!("{request:?} was not to be expected"),
         }
         self.start(index);
     }
 
-    /// Takes a ring into use, once its setup is complete.
+    /// Takes a ring into use, once its setup is complete and it was kicked: until then it is stopped
+    /// ("Ring states" of the protocol). The kick is read only then.
     fn start(&mut self, index: usize) {
         let is_packed = self.has(VIRTIO_F_RING_PACKED);
         let event_idx = self.has(VIRTIO_RING_F_EVENT_IDX);
@@ -438,9 +450,11 @@ impl Backend {
         };
         // Without protocol features a ring is enabled from the start.
         let negotiated = self.features & PROTOCOL_FEATURES > 0;
-        if vring.ring.is_some() || (negotiated && !vring.is_enabled) {
+        let is_stopped = !is_readable(kick, Duration::ZERO);
+        if vring.ring.is_some() || (negotiated && !vring.is_enabled) || is_stopped {
             return;
         }
+        rustix::io::read(&*kick, &mut [0u8; 8]).unwrap();
         let memory = self.memory.clone().expect("the memory table before rings");
         let (size, base, areas) = (*size, *base, *areas);
         let place = Place { memory, size, base, areas, event_idx, carries };

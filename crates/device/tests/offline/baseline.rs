@@ -15,6 +15,7 @@ use crate::Test;
 use crate::back_end::frames::{datagram, number_of, of_flow, segment};
 use crate::back_end::queues::Header;
 use crate::back_end::rig::{Rig, Setup};
+use crate::back_end::ring::is_readable;
 use crate::back_end::session::{Backend, DEADLINE, Offer, Site, connect};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -36,7 +37,13 @@ pub(crate) const TESTS: &[Test] = &[
     ("vio_3_buffers_follow_packet_lengths", || follow(Offer::usual(), false)),
     ("vio_3_and_those_of_packed_rings", || follow(Offer::usual().packed(), true)),
     ("burst_of_largest_packets_fits", burst_room),
+    ("small_ring_takes_no_large_packets", small_ring),
     ("net_9_unmerged_buffer_count_is_ignored", unmerged_number),
+    ("packed_base_has_both_positions", bases),
+    ("device_that_polls_is_never_kicked", || {
+        unkicked(Offer::usual(), false);
+        unkicked(Offer::usual().packed(), true);
+    }),
     ("vq_7_nobody_sleeps_with_work", wake_ups),
     ("echoes_reach_the_device", || echoes(Offer::usual(), false)),
     ("echoes_reach_device_packed", || {
@@ -277,6 +284,52 @@ fn unmerged_sizes() {
         assert!(posted.iter().all(|&bytes| bytes >= least), "{least}: {posted:?}");
         rig.stop(Some(&mut device));
     }
+}
+
+/// Large packets are agreed on only if a ring of the smallest buffers has room for one.
+fn small_ring() {
+    for (queue_size, rx_buffers, is_large) in [
+        (16, RxBufferSizing::Auto, false),
+        (32, RxBufferSizing::Mtu, false),
+        (16, RxBufferSizing::Page, false),
+        (32, RxBufferSizing::Page, true),
+        (64, RxBufferSizing::Auto, true),
+    ] {
+        let mut setup = Setup::usual();
+        (setup.virtio.queue_size, setup.virtio.rx_buffers) = (queue_size, rx_buffers);
+        let (_site, rig, mut device) = meet(Offer::usual(), &setup);
+        let takes = [VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6].map(|bit| device.has(bit));
+        assert_eq!(takes, [is_large; 2], "{queue_size} {rx_buffers}");
+        rig.stop(Some(&mut device));
+    }
+}
+
+/// Index 0 and wrap counter 1, of available descriptors and of used ones.
+fn bases() {
+    for (packed, base) in [(false, 0), (true, 0x8000_8000)] {
+        let offer = Offer::usual().with(VIRTIO_NET_F_CTRL_VQ).pairs(2);
+        let offer = if packed { offer.packed() } else { offer };
+        let setup = Setup { queues: 2, ..Setup::usual().packed(packed) };
+        let (_site, rig, mut device) = meet(offer, &setup);
+        device.wait("commands", |device| !device.commands.is_empty()).unwrap();
+        for ring in 0..=device.control_ring() {
+            assert_eq!(device.ring(ring).place().base, base, "ring {ring}");
+        }
+        rig.stop(Some(&mut device));
+    }
+}
+
+fn unkicked(mut offer: Offer, packed: bool) {
+    offer.polls = true;
+    let (_site, rig, mut device) = meet(offer, &Setup::usual().packed(packed).echoing());
+    for number in 0..200 {
+        device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
+    }
+    assert_eq!(device.await_sent(0, 200).unwrap().len(), 200);
+    for ring in [0, 1] {
+        assert!(!is_readable(&device.ring(ring).kick, Duration::ZERO), "ring {ring}");
+    }
+    rig.stop(Some(&mut device));
 }
 
 fn unmerged_number() {

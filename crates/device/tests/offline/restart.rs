@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use forebay_device::{Device, DeviceConfig, Via};
+
 use crate::Test;
 use crate::back_end::frames::{datagram, number_of};
 use crate::back_end::queues::Header;
@@ -13,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("stat_1_traffic_resumes_after_every_restart", || restarts(false)),
     ("stat_1_and_with_packed_rings", || restarts(true)),
     ("stat_1_brief_sessions_are_followed_by_others", brief),
+    ("vq_10_rings_of_unseen_session_zeroed", unseen),
 ];
 
 /// Number of restarts, unless the environment variable `RESTARTS` is set.
@@ -82,6 +85,20 @@ fn await_first(rig: &Rig, device: &mut Backend, before: usize) {
         device.serve(Duration::ZERO).unwrap();
         std::thread::yield_now();
     }
+}
+
+/// No CPU polls the device, so no source sees the session. The next device checks that the rings are
+/// zeroed.
+fn unseen() {
+    let site = Site::new();
+    let path = site.path();
+    let config = DeviceConfig::new(path.to_str().unwrap(), Via::VhostUser);
+    let driver = Device::open(&config).unwrap();
+    let mut device = site.meet(Offer::usual());
+    [0, 1].into_iter().for_each(|ring| device.scribble(ring, 0xff));
+    drop(device);
+    drop(site.meet(Offer::usual()));
+    drop(driver);
 }
 
 /// The driver may notice the end before it sleeps, during its sleep, or in between.

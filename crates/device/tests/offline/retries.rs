@@ -19,6 +19,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("promise_5_full_events_hold_no_packet_up", full_events),
     ("promise_3_run_ends_despite_generous_device", floods),
     ("promise_5_violating_queue_leaves_the_other", one_of_two),
+    ("flows_leave_by_existing_pairs", fewer_pairs),
+    ("flows_leave_by_open_pairs", shut_pair),
     ("promise_5_invalid_completion_restarts_session", of_the_sent),
     ("promise_5_unsolicited_messages_are_ignored", unasked),
     ("promise_5_connecting_and_leaving_lets_others_follow", many_come),
@@ -90,6 +92,43 @@ fn one_of_two() {
         device.deliver(pair, Header::default(), &datagram(1, 300)).unwrap();
     }
     rig.await_delivered(&mut device, 102).unwrap();
+    rig.stop(Some(&mut device));
+}
+
+/// Delivers packets of many flows to a queue pair, and waits until the same number has come back.
+fn echo(device: &mut Backend, pair: usize) {
+    for number in 0..64 {
+        device.deliver(pair, Header::default(), &datagram(number, 300)).unwrap();
+    }
+    assert_eq!(device.await_sent(pair, 64).unwrap().len(), 64);
+}
+
+/// Flows are spread over the queue pairs of the device, which may be fewer than requested.
+fn fewer_pairs() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup { queues: 4, ..Setup::usual().echoing() });
+    let mut device = site.meet(Offer::usual());
+    echo(&mut device, 0);
+    rig.stop(Some(&mut device));
+}
+
+fn shut_pair() {
+    let site = Site::new();
+    let rig = Rig::start(&site.path(), &Setup { queues: 2, ..Setup::usual().echoing() });
+    let mut device = site.meet(Offer::usual().with(VIRTIO_NET_F_CTRL_VQ).pairs(2));
+    for pair in [0, 1] {
+        device.deliver(pair, Header::default(), &datagram(1, 300)).unwrap();
+    }
+    let mut echoed = 0;
+    let mut is_echoed = |device: &mut Backend| {
+        echoed += device.sent(0).len() + device.sent(1).len();
+        echoed == 2
+    };
+    device.wait("the first echoes", &mut is_echoed).unwrap();
+    goes_back(&mut device, 0);
+    device.wait("the end of a queue", |device| !device.is_enabled(1)).unwrap();
+    echo(&mut device, 1);
+    assert_eq!(rig.sessions(), 1);
     rig.stop(Some(&mut device));
 }
 

@@ -174,6 +174,18 @@ impl Virtqueue {
     /// begin on a cache line.
     #[must_use]
     pub fn new(memory: &Arc<Claim>, config: RingConfig) -> Self {
+        let mut queue = Self::adopt(memory, config);
+        queue.reset(config.event_idx);
+        queue
+    }
+
+    /// Creates the driver's side of a ring in memory that was zeroed before the device saw it.
+    /// Writes nothing there: the device may have written its wish for notifications.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    #[must_use]
+    pub fn adopt(memory: &Arc<Claim>, config: RingConfig) -> Self {
         let RingConfig { layout, size, event_idx } = config;
         let part = memory.part();
         assert!(part.start.is_multiple_of(LINE_BYTES), "a ring begins on a cache line");
@@ -182,7 +194,7 @@ impl Virtqueue {
             VirtqueueLayout::Split => Ring::Split(SplitQueue::new(memory, size)),
             VirtqueueLayout::Packed => Ring::Packed(PackedQueue::new(memory, size)),
         });
-        queue.reset(event_idx);
+        ring!(queue, ring => ring.event_idx = event_idx);
         queue
     }
 

@@ -52,6 +52,7 @@ impl Place {
             requested: RequestedFeatures::default(),
             memory: MemoryTable { descriptor, base_address: BASE, len_bytes: 1 << 20 },
             queues: (0..pairs).map(rings).collect(),
+            places: Vec::new(),
             control: MemoryPlan::of(&options).control(&memory, 0),
             facts: self.facts.clone(),
         })
@@ -84,7 +85,7 @@ fn rings(pair: usize) -> QueueRings {
 
 fn set_up(listener: &UnixListener, pairs: usize) -> BackEnd {
     let mut back_end = BackEnd::accept(listener, Offer::default());
-    assert!(back_end.answer_until(FrontendReq::SET_VRING_ENABLE, 2 * pairs));
+    assert!(back_end.answer_until(FrontendReq::SET_VRING_KICK, 2 * pairs));
     back_end
 }
 
@@ -112,11 +113,11 @@ fn init_1_setup_precedes_ring_use() {
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 2).unwrap();
     let mut back_end = BackEnd::accept(&listener, Offer::default());
-    assert!(back_end.answer_until(Of::SET_VRING_ENABLE, 3));
+    assert!(back_end.answer_until(Of::SET_VRING_KICK, 3));
     // The last ring's message was received and not answered.
-    back_end.be_silent_at(Of::SET_VRING_ENABLE);
+    back_end.be_silent_at(Of::SET_VRING_KICK);
     assert!(ports.iter_mut().all(|port| port.session().is_none()));
-    back_end.say(Of::SET_VRING_ENABLE, &[0; 8]);
+    back_end.say(Of::SET_VRING_KICK, &[0; 8]);
     ports.iter_mut().for_each(|port| wait_for_session(port, 1));
 
     let said: Vec<_> = back_end.log.iter().map(|message| message.of).collect();
@@ -129,8 +130,8 @@ fn init_1_setup_precedes_ring_use() {
         Of::SET_VRING_BASE,
         Of::SET_VRING_ADDR,
         Of::SET_VRING_CALL,
-        Of::SET_VRING_KICK,
         Of::SET_VRING_ENABLE,
+        Of::SET_VRING_KICK,
     ];
     for ring in 0..4 {
         let of_ring = |message: &&back_end::Message| {
@@ -143,6 +144,9 @@ fn init_1_setup_precedes_ring_use() {
     let accepted = back_end.log[first(Of::SET_FEATURES)].number();
     assert_eq!(ports[0].session().unwrap().features.bits(), accepted);
     assert_eq!(ports[0].session().unwrap().mtu, Some(9000));
+    let kicks = back_end.log.iter().filter(|message| message.of == Of::SET_VRING_KICK);
+    let kicks = kicks.flat_map(|message| &message.descriptors);
+    assert_eq!(kicks.filter(|kick| is_readable(kick.as_fd())).count(), 4, "all rings are started");
 }
 
 #[test]
@@ -170,6 +174,23 @@ fn dead_back_end_is_replaced() {
     assert_eq!(place.fact("last_end"), "the back end closed the connection");
 }
 
+/// Each session is over as soon as it has begun.
+#[test]
+fn closing_back_end_is_met_later() {
+    let begun = Instant::now();
+    let place = Place::new();
+    let listener = place.listen();
+    let (_link, mut port, mut back_end) = place.up(&listener);
+    for number in 2..=5 {
+        drop(back_end);
+        wait_for_end(&mut port);
+        port.released();
+        back_end = set_up(&listener, 1);
+        wait_for_session(&mut port, number);
+    }
+    assert!(begun.elapsed() >= 4 * RECONNECT_PAUSE);
+}
+
 #[test]
 fn restarted_back_end_is_found() {
     let place = Place::new();
@@ -195,8 +216,9 @@ fn old_back_end_cannot_reach_session() {
     let call = event_of(&mut old, FrontendReq::SET_VRING_CALL);
     rustix::io::write(&call, &1_u64.to_ne_bytes()).unwrap();
     assert!(port.acknowledge_call() && !port.acknowledge_call());
-    assert!(port.kick_rx());
     let kick = event_of(&mut old, FrontendReq::SET_VRING_KICK);
+    rustix::io::read(&kick, &mut [0; 8]).unwrap();
+    assert!(port.kick_rx());
     assert!(is_readable(kick.as_fd()));
 
     drop(old);
@@ -219,6 +241,7 @@ fn promise_5_full_events_hold_nobody() {
     let listener = place.listen();
     let (mut link, mut port, mut back_end) = place.up(&listener);
     let kick = event_of(&mut back_end, FrontendReq::SET_VRING_KICK);
+    rustix::io::read(&kick, &mut [0; 8]).unwrap();
     rustix::io::write(&kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     fcntl_setfl(&kick, OFlags::empty()).unwrap();
     assert!(port.kick_rx());
@@ -316,7 +339,7 @@ fn missing_queues_have_no_session() {
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 4).unwrap();
     let mut back_end = BackEnd::accept(&listener, Offer { pairs: 2, ..Offer::default() });
-    assert!(back_end.answer_until(FrontendReq::SET_VRING_ENABLE, 4));
+    assert!(back_end.answer_until(FrontendReq::SET_VRING_KICK, 4));
     wait_for_session(&mut ports[0], 1);
     let has: Vec<_> = ports.iter_mut().map(|port| port.session().is_some()).collect();
     assert_eq!(has, [true, true, false, false]);
@@ -353,7 +376,7 @@ fn cfg_2_mtu_counts_only_if_offered() {
         let listener = place.listen();
         let (_link, mut ports) = place.start(Role::Connect, 1).unwrap();
         let mut back_end = BackEnd::accept(&listener, offer.clone());
-        assert!(back_end.answer_until(FrontendReq::SET_VRING_ENABLE, 2));
+        assert!(back_end.answer_until(FrontendReq::SET_VRING_KICK, 2));
         wait_for_session(&mut ports[0], 1);
         let session = ports[0].session().unwrap();
         assert_eq!(session.mtu, mtu, "{offer:?}");
@@ -417,7 +440,7 @@ fn queue_stops_after_device_acknowledges() {
     let listener = place.listen();
     let (_link, mut ports) = place.start(Role::Connect, 2).unwrap();
     let mut back_end = BackEnd::accept(&listener, Offer { pairs: 1, ..Offer::default() });
-    assert!(back_end.answer_until(Of::SET_VRING_ENABLE, 2));
+    assert!(back_end.answer_until(Of::SET_VRING_KICK, 2));
     wait_for_session(&mut ports[0], 1);
     ports.iter_mut().for_each(Port::stop_receiving);
     assert!(ports[1].has_stopped_receiving(), "the device does not have it");
@@ -469,7 +492,7 @@ fn listener_takes_back_ends_in_turn() {
     for number in 1..=3 {
         let mut back_end =
             BackEnd::on(UnixStream::connect(place.path()).unwrap(), Offer::default());
-        assert!(back_end.answer_until(FrontendReq::SET_VRING_ENABLE, 2));
+        assert!(back_end.answer_until(FrontendReq::SET_VRING_KICK, 2));
         wait_for_session(&mut ports[0], number);
         drop(back_end);
         wait_for_end(&mut ports[0]);

@@ -196,6 +196,24 @@ fn promise_3_stalled_device_backs_up_to_senders() {
     assert_eq!(rig.counters(0).packets() + left, rig.handed[0]);
 }
 
+/// The device has the ring until it has stopped, and takes what was posted.
+#[test]
+fn vq_11_dropped_source_leaves_the_ring() {
+    for layout in [&[][..], &[VIRTIO_F_RING_PACKED]] {
+        let mut rig = Rig::new(16);
+        rig.begin(layout, None);
+        let packets: Vec<_> = (0..3).map(|_| rig.packet(&frame(60))).collect();
+        rig.hand(0, packets);
+        assert_eq!(rig.step().count, 3);
+        assert!(rig.got().is_some());
+        let Rig { transmit, sinks, device, _memory, .. } = rig;
+        drop(transmit);
+        assert_eq!(sinks[0].counters().dropped(SendDrop::Down), 3);
+        let mut device = device.unwrap();
+        assert_eq!(std::iter::from_fn(|| device.take()).count(), 2);
+    }
+}
+
 /// The device uses all buffers of a large ring at once.
 #[test]
 fn promise_3_turn_checks_bounded_sent() {

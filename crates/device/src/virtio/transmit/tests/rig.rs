@@ -33,7 +33,7 @@ pub(super) struct Rig {
     pub(super) handed: Vec<u64>,
     /// Memory of receive buffers.
     pub(super) buffers: PageFragCache,
-    _memory: SharedMemory,
+    pub(super) _memory: SharedMemory,
 }
 
 impl Rig {
@@ -68,6 +68,7 @@ impl Rig {
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
         self.device = None; // it holds the ring's memory
         self.transmit.end();
+        self.transmit.place.clear();
         self.transmit.begin(Features::negotiate(bits, requested).unwrap(), mtu);
         self.device = self.transmit.ring.as_ref().map(ReferenceDevice::of);
     }
