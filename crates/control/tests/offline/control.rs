@@ -133,6 +133,18 @@ fn svc_4_every_knob_has_a_default() {
     }
 }
 
+/// The kernel's blanks are those of Latin-1.
+#[test]
+fn rps_8_bytes_beyond_utf8_are_taken() {
+    let (_engine, control) = engine(&config());
+    let backlog = "proc/sys/net/core/netdev_max_backlog";
+    let written = control.write(backlog, b"\xa0300\n").unwrap();
+    assert_eq!((written.len_bytes, control.read(backlog).unwrap()), (5, "300\n".to_owned()));
+    for (path, bytes) in [(backlog, &b"30\xff"[..]), ("forebay/coalesce", b"gro\xff")] {
+        assert_eq!(control.write(path, bytes).unwrap_err().errno, Errno::Inval, "{path}");
+    }
+}
+
 #[test]
 fn rps_8_and_rfs_10_knobs_read_what_is_in_force() {
     let (_engine, control) = engine(&config());
