@@ -40,7 +40,7 @@ const TABLES_MAX: usize = 2;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigFile {
     path: PathBuf,
-    /// Values for all devices and queues come before those for one.
+    /// Entries in the order in which they are set.
     entries: Vec<ConfigEntry>,
     /// Options of the table `run`.
     run: Vec<RunOption>,
@@ -75,8 +75,7 @@ impl Reloaded {
         let entries = &mut self.in_force.entries;
         if !entries.iter().any(|it| it.is_same(entry)) {
             entries.push(entry.clone());
-            // As in a file: special names last.
-            entries.sort_by_key(|it| levels(&it.name));
+            entries.sort_by_key(|it| turn(&it.name));
         }
     }
 }
@@ -132,7 +131,7 @@ impl ConfigFile {
                 }
             }
         }
-        entries.sort_by_key(|(at, entry)| (levels(&entry.name), *at));
+        entries.sort_by_key(|(at, entry)| (turn(&entry.name), *at));
         let entries =
             entries.into_iter().map(|(at, entry)| ConfigEntry { line: line_of(text, at), ..entry });
         Ok(Self { path: path.to_owned(), entries: entries.collect(), run })
@@ -302,6 +301,12 @@ fn gather(
         entries.push((at, ConfigEntry { name, value, line: 0 }));
     }
     Ok(())
+}
+
+/// Order in which knobs are set: those for all devices and queues before those for one, and before
+/// all others the length of the tables that `flow_limit_cpu_bitmap` makes.
+fn turn(name: &str) -> (bool, usize) {
+    (last(name) != Knob::FlowLimitTableLen.name(), levels(name))
 }
 
 /// Number of names in front of a knob's.

@@ -63,6 +63,14 @@ fn svc_1_saving_keeps_run_table() {
 }
 
 #[test]
+fn flow_limit_length_is_set_first() {
+    let text = "[knobs]\nflow_limit_cpu_bitmap = \"1\"\n\
+                \"proc/sys/net/core/flow_limit_table_len\" = 64\n";
+    let names: Vec<_> = entries(text).unwrap().into_iter().map(|(name, ..)| name).collect();
+    assert_eq!(names, ["proc/sys/net/core/flow_limit_table_len", "flow_limit_cpu_bitmap"]);
+}
+
+#[test]
 fn non_config_error_has_line() {
     for (text, problem) in [
         ("[knobs]\nmtu = \n", "f.toml:2: "),
