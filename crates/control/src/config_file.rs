@@ -143,16 +143,16 @@ impl ConfigFile {
         &self.run
     }
 
-    /// Sets the knobs, except those named in `except`. Returns a line for each part of the file
-    /// that is not in force as written.
+    /// Sets the knobs, except those in `except`: names of whole knobs, and paths of files. Returns a
+    /// line for each part of the file that is not in force as written.
     ///
     /// # Errors
     /// If there is no such knob, or it refuses the value; with the line.
-    pub fn apply(&self, control: &Control, except: &[&str]) -> Result<Vec<String>> {
+    pub fn apply(&self, control: &Control, except: &[String]) -> Result<Vec<String>> {
         let names = Names::in_run(control);
         let mut notes = Vec::new();
         for entry in self.entries_but(except) {
-            notes.extend(self.set(control, &names, entry, |_| true)?);
+            notes.extend(self.set(control, &names, entry, |path| !except.contains(path))?);
         }
         notes.dedup();
         Ok(notes)
@@ -160,8 +160,8 @@ impl ConfigFile {
 
     /// Sets the knobs that the file has otherwise than `before`, an earlier reading of it, and
     /// continues after an error. A knob that is no longer in the file gets its default. All others
-    /// stay as they are, whoever set them.
-    pub fn apply_changes(&self, before: &Self, control: &Control, except: &[&str]) -> Reloaded {
+    /// stay as they are, whoever set them, and so do those in `except`, as of [`apply`](Self::apply).
+    pub fn apply_changes(&self, before: &Self, control: &Control, except: &[String]) -> Reloaded {
         let (old, names) = (list(control), Names::in_run(control));
         let mut reloaded = Reloaded::of(self.clone());
         let (was, wanted) = (before.by_path(control, except), self.by_path(control, except));
@@ -211,16 +211,18 @@ impl ConfigFile {
 
     /// Entry that decides each knob, by the knob's path: of several, the one with the most special
     /// name, which comes last.
-    fn by_path(&self, control: &Control, except: &[&str]) -> BTreeMap<String, &ConfigEntry> {
+    fn by_path(&self, control: &Control, except: &[String]) -> BTreeMap<String, &ConfigEntry> {
         let each = self.entries_but(except).flat_map(|entry| {
             let paths = names::find_for_writing(control, &entry.name).unwrap_or_default();
             paths.into_iter().map(move |path| (path, entry))
         });
-        each.collect()
+        each.filter(|(path, _)| !except.contains(path)).collect()
     }
 
-    fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &ConfigEntry> {
-        self.entries.iter().filter(|entry| !except.contains(&last(&entry.name)))
+    /// Entries of knobs that are not in `except` as a whole.
+    fn entries_but(&self, except: &[String]) -> impl Iterator<Item = &ConfigEntry> {
+        let is_whole = |entry: &ConfigEntry| except.iter().any(|name| name == last(&entry.name));
+        self.entries.iter().filter(move |entry| !is_whole(entry))
     }
 
     /// Sets one knob, or that of every queue, where `is_meant` for its path. Returns lines about
