@@ -17,8 +17,9 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use forebay_engine::knobs::knob::Knob;
@@ -317,24 +318,28 @@ fn levels(name: &str) -> usize {
 }
 
 /// Writes the knobs that differ from their defaults to a file, and no others. Random values are
-/// left out, since they are secret, and so is each CPU's `online`, since `cpus` has it.
+/// left out, since they are secret, and so is each CPU's `online`, since `cpus` has it. A file that
+/// is replaced keeps its owner, group and mode, and a link to it stays.
 ///
 /// # Errors
-/// If the file cannot be written. It is then unchanged.
+/// If there is something else than a config file, or the file cannot be written. It is then
+/// unchanged.
 pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
+    let (path, old) = replaced(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     let [one, other, ..] = sys::random_key();
     name.push(format!(".{}-{one:02x}{other:02x}.new", std::process::id()));
     let new = path.with_file_name(name);
-    let run = saved_run(path)?;
+    let run = if old.is_some() { saved_run(&path)? } else { None };
     // Created exclusively: a file or link that somebody put there is not written to or followed.
     let written = fs::File::create_new(&new).and_then(|mut file| {
-        if let Ok(old) = fs::metadata(path) {
+        if let Some(old) = &old {
+            give_to_owner_of(old, &file)?;
             file.set_permissions(old.permissions())?;
         }
         file.write_all(render(knobs, run.as_ref()).as_bytes())?;
         file.sync_all()?;
-        fs::rename(&new, path)
+        fs::rename(&new, &path)
     });
     written.map_err(|error| {
         // The new file was not created, or is incomplete.
@@ -343,16 +348,52 @@ pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
     })
 }
 
+/// Path of the file behind all links, and its metadata if it exists.
+fn replaced(path: &Path) -> Result<(PathBuf, Option<Metadata>)> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok((path.to_owned(), None)),
+        found => found.map_err(Error::file("write", path))?,
+    };
+    let real = path.canonicalize().map_err(Error::file("write", path))?;
+    let old = real.metadata().map_err(Error::file("write", &real))?;
+    if !old.is_file() {
+        // A device or pipe would be replaced by a file.
+        let why = io::Error::new(ErrorKind::InvalidInput, "it is not a regular file");
+        return Err(Error::file("write", real)(why));
+    }
+    Ok((real, Some(old)))
+}
+
+/// Gives a new file to the owner and group of the file that it replaces: a run of that user reads
+/// it again.
+fn give_to_owner_of(old: &Metadata, file: &fs::File) -> io::Result<()> {
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) == (old.uid(), old.gid()) {
+        return Ok(());
+    }
+    fchown(file, Some(old.uid()), Some(old.gid())).map_err(|error| {
+        let owner = format!("it cannot stay user {}'s and group {}'s", old.uid(), old.gid());
+        io::Error::new(error.kind(), format!("{owner}: {error}"))
+    })
+}
+
 /// Table `run` of the file that is about to be replaced.
 fn saved_run(path: &Path) -> Result<Option<toml::Value>> {
-    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
+    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
     if text.trim().is_empty() {
         return Ok(None);
     }
-    let file = text.parse::<toml::Table>().map_err(|error| Error::Config {
+    let lost = |line, problem: &str| Error::Config {
         path: path.to_owned(),
-        line: line_of(&text, error.span().map_or(0, |span| span.start)),
-        problem: format!("it is not a config file, and would be lost: {}", error.message()),
+        line,
+        problem: format!("it is not a config file, and would be lost: {problem}"),
+    };
+    ConfigFile::parse(path, &text).map_err(|error| match error {
+        Error::Config { line, problem, .. } => lost(line, &problem),
+        error => error,
+    })?;
+    let file = text.parse::<toml::Table>().map_err(|error| {
+        lost(line_of(&text, error.span().map_or(0, |span| span.start)), error.message())
     })?;
     Ok(file.get("run").cloned())
 }
