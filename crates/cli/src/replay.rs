@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let place = args.control.place(None, None)?;
     let socket = place.map(SocketPlace::bind).transpose()?.flatten();
     let (control, counts) = (replay.control(), replay.counts());
-    let given = args.engine.given();
+    let given = args.engine.given(|change| control.name_of(change));
     let faces = args.control.open(&control, counts, config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(&args.metrics.access()?, || replay.metrics())?;
     let teller = FailureMessages::begin(replay.failures());

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_engine::Stopper;
+use forebay_sys::signals::is_ignored;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use tracing::info;
 
@@ -51,13 +52,14 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
 }
 
 /// Calls `act` on the first of these signals. A later one ends the program, but not one that comes with the
-/// first. `act` may wait, as for somebody who reads messages.
+/// first. `act` may wait, as for somebody who reads messages. Signals that the program was started to ignore,
+/// as by `nohup`, stay ignored.
 pub(crate) fn on_first_signal(
     signals: impl Iterator<Item = i32>,
     act: impl FnOnce() + Send + 'static,
 ) {
     let (asked, insisted) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
-    for signal in signals {
+    for signal in signals.filter(|&signal| !is_ignored(signal)) {
         // If a handler cannot be installed, the signal ends the program as by default.
         let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&insisted));
         let _ = signal_hook::flag::register(signal, Arc::clone(&asked));

@@ -17,8 +17,9 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 use forebay_engine::knobs::knob::Knob;
@@ -40,7 +41,7 @@ const TABLES_MAX: usize = 2;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigFile {
     path: PathBuf,
-    /// Values for all devices and queues come before those for one.
+    /// Entries in the order in which they are set.
     entries: Vec<ConfigEntry>,
     /// Options of the table `run`.
     run: Vec<RunOption>,
@@ -75,8 +76,7 @@ impl Reloaded {
         let entries = &mut self.in_force.entries;
         if !entries.iter().any(|it| it.is_same(entry)) {
             entries.push(entry.clone());
-            // As in a file: special names last.
-            entries.sort_by_key(|it| levels(&it.name));
+            entries.sort_by_key(|it| turn(&it.name));
         }
     }
 }
@@ -132,7 +132,7 @@ impl ConfigFile {
                 }
             }
         }
-        entries.sort_by_key(|(at, entry)| (levels(&entry.name), *at));
+        entries.sort_by_key(|(at, entry)| (turn(&entry.name), *at));
         let entries =
             entries.into_iter().map(|(at, entry)| ConfigEntry { line: line_of(text, at), ..entry });
         Ok(Self { path: path.to_owned(), entries: entries.collect(), run })
@@ -144,16 +144,16 @@ impl ConfigFile {
         &self.run
     }
 
-    /// Sets the knobs, except those named in `except`. Returns a line for each part of the file
-    /// that is not in force as written.
+    /// Sets the knobs, except those in `except`: names of whole knobs, and paths of files. Returns a
+    /// line for each part of the file that is not in force as written.
     ///
     /// # Errors
     /// If there is no such knob, or it refuses the value; with the line.
-    pub fn apply(&self, control: &Control, except: &[&str]) -> Result<Vec<String>> {
+    pub fn apply(&self, control: &Control, except: &[String]) -> Result<Vec<String>> {
         let names = Names::in_run(control);
         let mut notes = Vec::new();
         for entry in self.entries_but(except) {
-            notes.extend(self.set(control, &names, entry, |_| true)?);
+            notes.extend(self.set(control, &names, entry, |path| !except.contains(path))?);
         }
         notes.dedup();
         Ok(notes)
@@ -161,8 +161,8 @@ impl ConfigFile {
 
     /// Sets the knobs that the file has otherwise than `before`, an earlier reading of it, and
     /// continues after an error. A knob that is no longer in the file gets its default. All others
-    /// stay as they are, whoever set them.
-    pub fn apply_changes(&self, before: &Self, control: &Control, except: &[&str]) -> Reloaded {
+    /// stay as they are, whoever set them, and so do those in `except`, as of [`apply`](Self::apply).
+    pub fn apply_changes(&self, before: &Self, control: &Control, except: &[String]) -> Reloaded {
         let (old, names) = (list(control), Names::in_run(control));
         let mut reloaded = Reloaded::of(self.clone());
         let (was, wanted) = (before.by_path(control, except), self.by_path(control, except));
@@ -212,16 +212,18 @@ impl ConfigFile {
 
     /// Entry that decides each knob, by the knob's path: of several, the one with the most special
     /// name, which comes last.
-    fn by_path(&self, control: &Control, except: &[&str]) -> BTreeMap<String, &ConfigEntry> {
+    fn by_path(&self, control: &Control, except: &[String]) -> BTreeMap<String, &ConfigEntry> {
         let each = self.entries_but(except).flat_map(|entry| {
             let paths = names::find_for_writing(control, &entry.name).unwrap_or_default();
             paths.into_iter().map(move |path| (path, entry))
         });
-        each.collect()
+        each.filter(|(path, _)| !except.contains(path)).collect()
     }
 
-    fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &ConfigEntry> {
-        self.entries.iter().filter(|entry| !except.contains(&last(&entry.name)))
+    /// Entries of knobs that are not in `except` as a whole.
+    fn entries_but(&self, except: &[String]) -> impl Iterator<Item = &ConfigEntry> {
+        let is_whole = |entry: &ConfigEntry| except.iter().any(|name| name == last(&entry.name));
+        self.entries.iter().filter(move |entry| !is_whole(entry))
     }
 
     /// Sets one knob, or that of every queue, where `is_meant` for its path. Returns lines about
@@ -304,30 +306,40 @@ fn gather(
     Ok(())
 }
 
+/// Order in which knobs are set: those for all devices and queues before those for one, and before
+/// all others the length of the tables that `flow_limit_cpu_bitmap` makes.
+fn turn(name: &str) -> (bool, usize) {
+    (last(name) != Knob::FlowLimitTableLen.name(), levels(name))
+}
+
 /// Number of names in front of a knob's.
 fn levels(name: &str) -> usize {
     name.matches('/').count()
 }
 
 /// Writes the knobs that differ from their defaults to a file, and no others. Random values are
-/// left out, since they are secret, and so is each CPU's `online`, since `cpus` has it.
+/// left out, since they are secret, and so is each CPU's `online`, since `cpus` has it. A file that
+/// is replaced keeps its owner, group and mode, and a link to it stays.
 ///
 /// # Errors
-/// If the file cannot be written. It is then unchanged.
+/// If there is something else than a config file, or the file cannot be written. It is then
+/// unchanged.
 pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
+    let (path, old) = replaced(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     let [one, other, ..] = sys::random_key();
     name.push(format!(".{}-{one:02x}{other:02x}.new", std::process::id()));
     let new = path.with_file_name(name);
-    let run = saved_run(path)?;
+    let run = if old.is_some() { saved_run(&path)? } else { None };
     // Created exclusively: a file or link that somebody put there is not written to or followed.
     let written = fs::File::create_new(&new).and_then(|mut file| {
-        if let Ok(old) = fs::metadata(path) {
+        if let Some(old) = &old {
+            give_to_owner_of(old, &file)?;
             file.set_permissions(old.permissions())?;
         }
         file.write_all(render(knobs, run.as_ref()).as_bytes())?;
         file.sync_all()?;
-        fs::rename(&new, path)
+        fs::rename(&new, &path)
     });
     written.map_err(|error| {
         // The new file was not created, or is incomplete.
@@ -336,16 +348,52 @@ pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
     })
 }
 
+/// Path of the file behind all links, and its metadata if it exists.
+fn replaced(path: &Path) -> Result<(PathBuf, Option<Metadata>)> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok((path.to_owned(), None)),
+        found => found.map_err(Error::file("write", path))?,
+    };
+    let real = path.canonicalize().map_err(Error::file("write", path))?;
+    let old = real.metadata().map_err(Error::file("write", &real))?;
+    if !old.is_file() {
+        // A device or pipe would be replaced by a file.
+        let why = io::Error::new(ErrorKind::InvalidInput, "it is not a regular file");
+        return Err(Error::file("write", real)(why));
+    }
+    Ok((real, Some(old)))
+}
+
+/// Gives a new file to the owner and group of the file that it replaces: a run of that user reads
+/// it again.
+fn give_to_owner_of(old: &Metadata, file: &fs::File) -> io::Result<()> {
+    let new = file.metadata()?;
+    if (new.uid(), new.gid()) == (old.uid(), old.gid()) {
+        return Ok(());
+    }
+    fchown(file, Some(old.uid()), Some(old.gid())).map_err(|error| {
+        let owner = format!("it cannot stay user {}'s and group {}'s", old.uid(), old.gid());
+        io::Error::new(error.kind(), format!("{owner}: {error}"))
+    })
+}
+
 /// Table `run` of the file that is about to be replaced.
 fn saved_run(path: &Path) -> Result<Option<toml::Value>> {
-    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
+    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
     if text.trim().is_empty() {
         return Ok(None);
     }
-    let file = text.parse::<toml::Table>().map_err(|error| Error::Config {
+    let lost = |line, problem: &str| Error::Config {
         path: path.to_owned(),
-        line: line_of(&text, error.span().map_or(0, |span| span.start)),
-        problem: format!("it is not a config file, and would be lost: {}", error.message()),
+        line,
+        problem: format!("it is not a config file, and would be lost: {problem}"),
+    };
+    ConfigFile::parse(path, &text).map_err(|error| match error {
+        Error::Config { line, problem, .. } => lost(line, &problem),
+        error => error,
+    })?;
+    let file = text.parse::<toml::Table>().map_err(|error| {
+        lost(line_of(&text, error.span().map_or(0, |span| span.start)), error.message())
     })?;
     Ok(file.get("run").cloned())
 }

@@ -75,16 +75,25 @@ impl Control {
         })
     }
 
-    /// Writes `text` to a file in one write.
+    /// Writes `bytes` to a file in one write. The kernel's knobs take bytes that are not UTF-8, of
+    /// which 0xa0 is a blank.
     ///
     /// # Errors
     /// As the kernel's, with the reason in words; `EACCES` for a file that can only be read.
-    pub fn write(&self, path: &str, text: &str) -> Result<Written, Refused> {
+    pub fn write(
+        &self,
+        path: &str,
+        bytes: &(impl AsRef<[u8]> + ?Sized),
+    ) -> Result<Written, Refused> {
+        let bytes = bytes.as_ref();
         let file = self.tree().file(path).map_err(|errno| at_path(errno, path))?;
         let read_only = || Refused::new(Errno::Access, format!("{path} can only be read"));
         if file.mode() & 0o200 == 0 {
             return Err(read_only());
         }
+        // Bytes that are not UTF-8 belong to no value of Forebay's own knobs, and neither does their
+        // replacement character.
+        let text = String::from_utf8_lossy(bytes);
         let line = text.trim();
         let set = |change: Result<Change, Error>| {
             let invalid = |error: Error| match error {
@@ -95,9 +104,9 @@ impl Control {
             self.change(change.map_err(invalid)?)
         };
         match file {
-            File::Knob(knob, queue) => return self.write_knob(knob, queue, text),
+            File::Knob(knob, queue) => return self.write_knob(knob, queue, bytes),
             // The kernel looks at the first characters as they were written.
-            File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(text)?)),
+            File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(bytes)?)),
             File::Coalesce(knob) | File::Balance(knob) | File::Spread(knob) => {
                 set(format!("{knob}={line}").parse())
             }
@@ -110,7 +119,7 @@ impl Control {
             | File::Counter(..)
             | File::RxBufferSize(_) => Err(read_only()),
         }
-        .map(|written| Written { len_bytes: text.len(), ..written })
+        .map(|written| Written { len_bytes: bytes.len(), ..written })
     }
 
     /// Writes a line to a file, as `echo` does. An empty line is a write, too: it clears a mask,
@@ -125,9 +134,9 @@ impl Control {
         self.write(path, &format!("{line}\n"))
     }
 
-    fn write_knob(&self, knob: Knob, queue: RxQueue, text: &str) -> Result<Written, Refused> {
+    fn write_knob(&self, knob: Knob, queue: RxQueue, bytes: &[u8]) -> Result<Written, Refused> {
         let KnobWrite { change, len_bytes } =
-            knob.write(Queues::One(queue), text.as_bytes(), self.machine())?;
+            knob.write(Queues::One(queue), bytes, self.machine())?;
         let written = change.map(|change| self.change(change)).transpose()?;
         Ok(Written { len_bytes, ..written.unwrap_or_default() })
     }
@@ -170,9 +179,9 @@ fn coalesce_value(knob: &str, settings: &Settings) -> String {
 }
 
 /// State of a CPU: running or not.
-fn truth(text: &str) -> Result<bool, Refused> {
+fn truth(bytes: &[u8]) -> Result<bool, Refused> {
     let takes = "it takes 1 to run the CPU and 0 to take it out";
-    kstrtobool(text.as_bytes()).map_err(|errno| Refused::new(errno, takes))
+    kstrtobool(bytes).map_err(|errno| Refused::new(errno, takes))
 }
 
 fn at_path(errno: Errno, path: &str) -> Refused {

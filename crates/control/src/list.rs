@@ -6,6 +6,7 @@ use std::path::Path;
 use forebay_engine::knobs::knob::Knob;
 use forebay_engine::knobs::{BalanceChange, CoalesceChange, SpreadChange};
 use forebay_rx::coalesce::LRO_DESCRIPTORS;
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::steer::{BalanceConfig, SpreadConfig};
 use forebay_sys::topology::{SYSFS, Topology};
 
@@ -92,6 +93,7 @@ fn fixed_default(control: &Control, name: &str) -> Option<String> {
         "coalesce" => "off".to_owned(),
         "coalesce_at" => "arrive".to_owned(),
         "lro_descriptors" => LRO_DESCRIPTORS.to_string(),
+        "flow_key" => FlowKeyRules::default().to_string(),
         _ if let Some(current) = BalanceChange::current(name, BalanceConfig::default()) => {
             current.value()
         }

@@ -2,10 +2,28 @@
 
 use std::borrow::Cow;
 
+use forebay_engine::knobs::{ChangeText, Knob};
 use forebay_sys::errno::Errno;
 use forebay_sys::refused::Refused;
 
 use super::handle::Control;
+use super::tree::File;
+
+impl Control {
+    /// Name of what a change sets, as a [config file](super::ConfigFile::apply) leaves it out: the
+    /// knob, or the path of its file if the change is of one queue or one CPU.
+    #[must_use]
+    pub fn name_of(&self, change: &ChangeText) -> String {
+        let file = match (change.queue(), change.cpu(), Knob::named(change.knob())) {
+            (Some(queue), _, Some(knob)) => Some(File::Knob(knob, queue)),
+            (_, Some(cpu), _) => Some(File::CpuOnline(cpu)),
+            _ => None,
+        };
+        let Some(file) = file else { return change.knob().to_owned() };
+        let of_file = self.tree().files().find(|(_, at)| *at == file);
+        of_file.map_or_else(|| change.to_string(), |(path, _)| path)
+    }
+}
 
 /// Paths of all files that can be written.
 pub(super) fn knobs(control: &Control) -> Vec<String> {

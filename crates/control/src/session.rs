@@ -187,7 +187,12 @@ impl SessionContext {
 
     fn watched(&self, knob: Option<&str>) -> Result<Vec<String>, Refused> {
         match knob {
-            Some(knob) => names::find(&self.control, knob),
+            Some(knob) => {
+                let paths = names::find(&self.control, knob)?;
+                // One that cannot be read would be watched in vain.
+                paths.iter().try_for_each(|path| self.read(path).map(drop))?;
+                Ok(paths)
+            }
             None => Ok(names::knobs(&self.control)),
         }
     }

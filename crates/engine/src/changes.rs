@@ -328,8 +328,12 @@ impl Changes {
         if let Some(change) = &change {
             self.settings.apply(change);
         }
-        if let Some(Change::NetdevMaxBacklog(packets)) = &change {
-            self.rings_made(capacity_for(*packets));
+        match &change {
+            Some(Change::NetdevMaxBacklog(packets)) => self.rings_made(capacity_for(*packets)),
+            Some(Change::Coalesce(_)) if self.settings.coalesce.is_on => {
+                self.trace.iter().for_each(|trace| trace.coalesces());
+            }
+            _ => {}
         }
         let rows = change.as_ref().map(|change| self.rows(change)).unwrap_or_default();
         let parts = parts.unwrap_or(ChangedParts::None);

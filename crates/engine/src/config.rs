@@ -58,7 +58,8 @@ pub struct Config {
     pub balance: BalanceConfig,
     /// Length of a backlog, in packets (`netdev_max_backlog`).
     pub netdev_max_backlog: u32,
-    /// Maximum number of packets per delivered batch.
+    /// Maximum number of packets per delivered batch. In a trace, one, but for packets that are
+    /// merged on delivery.
     pub batch_max: u32,
     /// Initial value of all head and tail counters, to test their wrap.
     pub start_counters: u32,
@@ -91,6 +92,23 @@ pub enum WhenFull {
     Wait,
     /// Drop: as behind a device, which does not wait.
     Drop,
+}
+
+/// Sizes of delivered batches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BatchSizes {
+    packets_max: u32,
+    is_traced: bool,
+}
+
+impl BatchSizes {
+    /// Maximum number of packets per batch while packets are coalesced like this. A trace shows when
+    /// each packet was processed, so the backlog's head must follow each packet; but packets merged
+    /// on delivery are processed together.
+    pub(super) fn max_with(self, coalesce: &Coalesce) -> u32 {
+        let is_each_shown = self.is_traced && coalesce.on_delivery().is_none();
+        if is_each_shown { 1 } else { self.packets_max }
+    }
 }
 
 impl Config {
@@ -159,6 +177,11 @@ impl Config {
                 coalesce = coalesce.after(change);
                 like(&coalesce)
             })
+    }
+
+    /// Sizes of delivered batches.
+    pub(super) fn batches(&self) -> BatchSizes {
+        BatchSizes { packets_max: self.batch_max, is_traced: self.trace.is_some() }
     }
 
     /// Copy for an engine of that many queues, on the machine of this `/sys`: with CPUs that packets go to, and with a random seed

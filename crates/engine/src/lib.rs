@@ -311,7 +311,7 @@ fn open_queue(
             move_after: config.move_after,
             hold_max: config.hold_max,
             spread: config.spread,
-            batch_max: config.batch_max,
+            batch_max: config.batches().max_with(&config.coalesce),
         },
         netdev_max_backlog: config.netdev_max_backlog,
     });
@@ -341,7 +341,9 @@ fn open_worker<H: Handler>(
     handler: H,
     (mailboxes, shared): (&Mailboxes, &Arc<EngineState>),
 ) -> Worker<H> {
-    let mut delivery = Delivery::new(cpu, lanes, config.batch_max as usize);
+    let batches = config.batches();
+    let batch_max = batches.max_with(&config.coalesce) as usize;
+    let mut delivery = Delivery::new(cpu, lanes, batch_max);
     delivery.set_coalesce(config.coalesce.on_delivery());
     Worker {
         cpu,
@@ -352,6 +354,7 @@ fn open_worker<H: Handler>(
         handler,
         changes: shared.follower(),
         coalesce: config.coalesce,
+        batches,
         mailboxes: Arc::clone(mailboxes),
         policies: Policies { balance: config.balance.policy, spread: config.spread },
         delivering_since_ns: None,

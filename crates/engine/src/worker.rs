@@ -7,6 +7,7 @@ use forebay_buf::Pool;
 use forebay_rx::{CpuId, Delivery, Handler};
 
 use super::changes::{Follower, LogEntry};
+use super::config::BatchSizes;
 use super::limits::{Budget, CHANGES_A_TURN, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::policies::Policies;
@@ -34,6 +35,7 @@ pub(super) struct Worker<H> {
     pub(super) changes: Follower,
     /// Coalescing on delivery.
     pub(super) coalesce: Coalesce,
+    pub(super) batches: BatchSizes,
     /// Queues being handed over to each CPU.
     pub(super) mailboxes: Mailboxes,
     /// Policies that may need the time of delivery.
@@ -299,6 +301,8 @@ impl<H: Handler> Worker<H> {
                     self.coalesce = self.coalesce.after(*change);
                     if self.coalesce.on_delivery() != before {
                         self.delivery.set_coalesce(self.coalesce.on_delivery());
+                        let batch_max = self.batches.max_with(&self.coalesce) as usize;
+                        self.delivery.set_batch_max(batch_max);
                     }
                 }
                 Change::Kill(cpu) if *cpu == self.cpu => self.life = ThreadState::Terminating,

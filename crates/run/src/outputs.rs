@@ -155,7 +155,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Identity of a file under any name: its device and inode.
-fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
+pub(crate) fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
     let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
     path.as_ref().metadata().ok().map(identity)
 }

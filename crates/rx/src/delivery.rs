@@ -113,6 +113,13 @@ impl Delivery {
         self.coalescer = coalesce.map(|config| Coalescer::new(config, Arc::clone(counters)));
     }
 
+    /// Sets the maximum number of packets per batch. To be called between batches.
+    pub fn set_batch_max(&mut self, batch_max: usize) {
+        self.batch_max = batch_max;
+        // Between batches it is empty.
+        self.packets.reserve(batch_max);
+    }
+
     /// Sets whether the thread of this delivery also reads what its handler queues for the application. Batches then
     /// count as processed when they are [released](Self::release), no longer when the handler returns: what the
     /// application answers is in order too. To be called between batches.

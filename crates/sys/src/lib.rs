@@ -4,7 +4,7 @@ mod cpus; //          CPUs that exist, pinning, CPU time
 mod memory; //        memory for packets
 pub mod hidden; //    descriptors that the program in this process does not know
 mod event; //         eventfd that wakes a thread sleeping on descriptors
-pub mod signals; //   threads started with all signals blocked
+pub mod signals; //   threads started with all signals blocked, and ignored signals
 pub mod readiness; // a descriptor whose readability and writability the engine controls
 pub mod terminal; //  input of a terminal, which may be gone
 #[cfg(feature = "vhost-user")]

@@ -79,7 +79,7 @@ impl ControlOptions {
         control: &Control,
         counts: Metrics,
         config: Option<&ConfigFile>,
-        given: &[&str],
+        given: &[String],
         socket: Option<BoundSocket>,
     ) -> Result<Faces, Failure> {
         if let Some(config) = config {
@@ -99,7 +99,7 @@ impl ControlOptions {
 pub(crate) fn apply(
     config: &ConfigFile,
     control: &Control,
-    given: &[&str],
+    given: &[String],
 ) -> Result<(), forebay_sys::Error> {
     for note in config.apply(control, given)? {
         let file = config.path().display();

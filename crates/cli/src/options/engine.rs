@@ -133,8 +133,10 @@ impl EngineOptions {
         Ok(script)
     }
 
-    /// Knobs that these options set, which override the config file.
-    pub(crate) fn given(&self) -> Vec<&'static str> {
+    /// Knobs that these options set, which override the config file: names, and paths of those that
+    /// are set for one queue or CPU and leave the others to the file. `name_of` is
+    /// [`name_of`](forebay_control::Control::name_of).
+    pub(crate) fn given(&self, name_of: impl Fn(&ChangeText) -> String) -> Vec<String> {
         let options = [
             ("rps_cpus", self.cpus.rps.is_some()),
             ("rps_flow_cnt", self.rps_flow_cnt.is_some()),
@@ -143,9 +145,10 @@ impl EngineOptions {
             ("flow_key", self.hash.flow_key.is_some()),
         ];
         let options = options.into_iter().chain(self.coalesce.given());
-        let options = options.filter_map(|(knob, is_given)| is_given.then_some(knob));
-        // What is set for one queue or CPU leaves the others to the file, and is set after it.
-        let set = self.set.iter().filter(|change| change.is_whole());
-        options.chain(set.map(ChangeText::knob)).collect()
+        let options = options.filter(|(_, is_given)| *is_given).map(|(knob, _)| knob.to_owned());
+        // With the CPUs that run, the state of each is given.
+        let online = self.set.iter().find(|change| change.knob() == "cpus");
+        let online = online.map(|_| "online".to_owned());
+        options.chain(self.set.iter().map(name_of)).chain(online).collect()
     }
 }

@@ -272,15 +272,16 @@ mod tests {
     fn svc_1_typed_options_override_knobs() {
         let given = |typed: &str| {
             let file = "[run]\ndevices = [\"a\"]\n[knobs]\nflow_key = \"inner\"\n";
-            args(file, typed).unwrap().engine.given()
+            args(file, typed).unwrap().engine.given(ToString::to_string)
         };
         assert!(given("").is_empty());
         assert_eq!(given("--flow-key outer"), ["flow_key"]);
         assert_eq!(given("--spread busy"), ["rps_spread"]);
         assert_eq!(given("--descriptors 9"), ["coalesce", "lro_descriptors"]);
         assert_eq!(given("--rps 1 --mtu 1500"), ["rps_cpus", "coalesce", "mtu"]);
-        assert_eq!(given("--set dev_weight=9 --set rps_cpus=1"), ["dev_weight", "rps_cpus"]);
-        assert!(given("--set rx-0/rps_cpus=1 --set online=1:0").is_empty());
+        let each = given("--set dev_weight=9 --set rx-0/rps_cpus=1 --set online=1:0");
+        assert_eq!(each, ["dev_weight=9", "rx-0/rps_cpus=1", "online=1:0"]);
+        assert_eq!(given("--set cpus=0"), ["cpus=0", "online"]);
     }
 
     #[test]

@@ -55,8 +55,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let suppressed = SuppressedReports::begin();
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
     let interrupted = stop_on_signals(run.stopper(), hangup);
-    let given = args.engine.given();
     let control = run.control();
+    let given = args.engine.given(|change| control.name_of(change));
     // Before others learn of the run: what they connect is told.
     let links = links::watch(args, run.links());
     let faces = args.control.open(&control, run.counts(), config.as_ref(), &given, socket)?;
@@ -133,7 +133,7 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
 
 /// Applies what has changed in the config file on each SIGHUP. The run continues even if the file is
 /// invalid.
-fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static str>) -> Ticker {
+fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<String>) -> Ticker {
     let mut before = config;
     on_hangup(move || {
         let path = before.path().to_owned();

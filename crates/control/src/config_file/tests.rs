@@ -63,6 +63,69 @@ fn svc_1_saving_keeps_run_table() {
 }
 
 #[test]
+fn svc_1_saving_spares_other_files() {
+    use std::os::unix::net::UnixListener;
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f.toml");
+    for text in [
+        &b"[package]\nname = \"a\"\n"[..],
+        b"\x7fELF\xff\xfe",
+        b"[run]\nto = [1, true]\n",
+        b"[knobs]\nmtu = true\n",
+    ] {
+        fs::write(&path, text).unwrap();
+        assert!(save(&path, &[]).is_err(), "{text:?}");
+        assert_eq!(fs::read(&path).unwrap(), text);
+    }
+    let socket = dir.path().join("s.sock");
+    let _bound = UnixListener::bind(&socket).unwrap();
+    let refused = save(&socket, &[]).unwrap_err().to_string();
+    assert!(refused.contains("it is not a regular file"), "{refused}");
+    fs::remove_file(&socket).unwrap();
+    for empty in ["", " \n\n"] {
+        fs::write(&path, empty).unwrap();
+        save(&path, &[]).unwrap();
+        assert_eq!(ConfigFile::read(&path).unwrap().entries, []);
+    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "nothing is left behind");
+}
+
+#[test]
+fn svc_1_saved_file_keeps_owner_and_link() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+    let dir = tempfile::tempdir().unwrap();
+    let [path, link] = ["f.toml", "link"].map(|name| dir.path().join(name));
+    fs::write(&path, "[knobs]\nmtu = 70\n").unwrap();
+    symlink("f.toml", &link).unwrap();
+    // Only root may give it away.
+    let _ = chown(&path, Some(4711), Some(4712));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    let facts = || {
+        let found = fs::metadata(&path).unwrap();
+        (found.uid(), found.gid(), found.mode() & 0o7777)
+    };
+    let before = facts();
+    save(&link, &[]).unwrap();
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new("f.toml"));
+    assert_eq!(ConfigFile::read(&path).unwrap().entries, []);
+    assert_eq!(facts(), before);
+    // A link to nothing is no place to save to.
+    fs::remove_file(&path).unwrap();
+    assert!(save(&link, &[]).is_err());
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new("f.toml"));
+}
+
+#[test]
+fn flow_limit_length_is_set_first() {
+    let text = "[knobs]\nflow_limit_cpu_bitmap = \"1\"\n\
+                \"proc/sys/net/core/flow_limit_table_len\" = 64\n";
+    let names: Vec<_> = entries(text).unwrap().into_iter().map(|(name, ..)| name).collect();
+    assert_eq!(names, ["proc/sys/net/core/flow_limit_table_len", "flow_limit_cpu_bitmap"]);
+}
+
+#[test]
 fn non_config_error_has_line() {
     for (text, problem) in [
         ("[knobs]\nmtu = \n", "f.toml:2: "),

@@ -157,12 +157,9 @@ impl Files {
             return Ok(data.len());
         }
         let taken = like.taken(data);
-        // Bytes that are not UTF-8 belong to no value, and neither does their replacement
-        // character.
-        let text = String::from_utf8_lossy(taken);
         let written = self
             .knobs
-            .ask(|control| control.write(&path, &text).map_err(|refused| refused.errno))?;
+            .ask(|control| control.write(&path, taken).map_err(|refused| refused.errno))?;
         Ok(written.len_bytes.min(taken.len()))
     }
 

@@ -14,6 +14,7 @@ use forebay_engine::knobs::{
 };
 use forebay_engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
 use forebay_rx::delivery::Batch;
+use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::{RPS_FLOW_CNT_MAX, SpreadPolicy};
 use forebay_rx::{CpuId, Handler, Source};
@@ -117,6 +118,31 @@ fn every_listed_knob_has_a_meaning() {
     let listed = list(&control);
     assert!(listed.len() > 25, "{}", listed.len());
     listed.iter().for_each(|knob| assert!(!knob.meaning.is_empty(), "{}", knob.path));
+}
+
+/// All but the key, which is random.
+#[test]
+fn svc_4_every_knob_has_a_default() {
+    let config = Config { rps_cpus: None, ..config() };
+    let hasher = Hasher::keyed(b"the same, always", false).with_rules(FlowKeyRules::default());
+    let spread = SpreadPolicy::default();
+    let (_engine, control) = engine(&Config { hasher: Arc::new(hasher), spread, ..config });
+    for knob in list(&control).iter().filter(|knob| !knob.path.ends_with("/hash_key")) {
+        assert_eq!(knob.value, knob.default, "{}", knob.path);
+        control.echo(&knob.path, &knob.default).unwrap();
+    }
+}
+
+/// The kernel's blanks are those of Latin-1.
+#[test]
+fn rps_8_bytes_beyond_utf8_are_taken() {
+    let (_engine, control) = engine(&config());
+    let backlog = "proc/sys/net/core/netdev_max_backlog";
+    let written = control.write(backlog, b"\xa0300\n").unwrap();
+    assert_eq!((written.len_bytes, control.read(backlog).unwrap()), (5, "300\n".to_owned()));
+    for (path, bytes) in [(backlog, &b"30\xff"[..]), ("forebay/coalesce", b"gro\xff")] {
+        assert_eq!(control.write(path, bytes).unwrap_err().errno, Errno::Inval, "{path}");
+    }
 }
 
 #[test]

@@ -270,6 +270,33 @@ fn svc_4_refused_value_leaves_former_in_force() {
     assert_eq!(reloaded.in_force, third);
 }
 
+/// The third queue is the first one of the second device.
+#[test]
+fn svc_1_typed_queue_stays_at_hangup() {
+    let directory = tempfile::tempdir().unwrap();
+    let read = |knobs: &str| knobs_file(directory.path(), knobs);
+    let control = control();
+    let typed = ["rx-2/rps_cpus=2", "online=1:0", "netdev_budget=200", "rx-9/rps_cpus=1"];
+    let given = typed.map(|text| control.name_of(&text.parse().unwrap()));
+    let mask = "sys/class/net/v.1/queues/rx-0/rps_cpus";
+    let online = "sys/devices/system/cpu/cpu1/online";
+    assert_eq!(given[..3], [mask, online, "netdev_budget"]);
+    for typed in &typed[..3] {
+        control.change(typed.parse().unwrap()).unwrap();
+    }
+    let first = read("rps_cpus = \"3\"\n");
+    first.apply(&control, &given).unwrap();
+    assert_eq!(masks(&control.settings()), ["3", "3", "2"]);
+    let second = read("rps_cpus = \"1\"\ncpu1.online = 1\nnetdev_budget = 300\n");
+    let reloaded = second.apply_changes(&first, &control, &given);
+    assert!(reloaded.errors.is_empty() && reloaded.notes.is_empty(), "{reloaded:?}");
+    assert_eq!(masks(&control.settings()), ["1", "1", "2"]);
+    assert_eq!(control.settings().cpus.to_string(), "0");
+    assert_eq!(control.knob("netdev_budget").unwrap(), "200");
+    read("").apply_changes(&reloaded.in_force, &control, &given);
+    assert_eq!(masks(&control.settings())[2], "2", "no default either");
+}
+
 /// The second CPU is the last that runs, and refuses.
 #[test]
 fn svc_4_value_refused_once_is_undone() {

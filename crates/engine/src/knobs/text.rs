@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use forebay_rx::RxQueue;
+use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::error::Error;
 use forebay_sys::refused::Refused;
 
@@ -27,10 +27,20 @@ impl ChangeText {
         self.knob
     }
 
-    /// True if the change is of the whole knob, not of one queue or one CPU.
+    /// Queue, numbered through all devices, if the change is of one.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.queues == Queues::All && self.knob != "online"
+    pub fn queue(&self) -> Option<RxQueue> {
+        match self.queues {
+            Queues::All => None,
+            Queues::One(queue) => Some(queue),
+        }
+    }
+
+    /// CPU, if the change is of one CPU's state: running or not.
+    #[must_use]
+    pub fn cpu(&self) -> Option<CpuId> {
+        let (cpu, _) = self.value.split_once(':')?;
+        (self.knob == "online").then(|| cpu.trim().parse().ok().map(CpuId))?
     }
 
     /// The change that this makes on a machine. A value is read as `echo VALUE > FILE` writes it, and so

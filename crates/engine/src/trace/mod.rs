@@ -14,7 +14,7 @@ mod written_frames; // frames that have a row
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flow_names::{FlowNames, TracedFlowName};
@@ -77,11 +77,6 @@ impl TracePlan {
         let lro = engine.coalesces(|coalesce| coalesce.is_on);
         let trace = Trace::open(&self.directory, self.parse, lro)?;
         engine.trace = Some(Arc::clone(&trace));
-        if !engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
-            // A trace shows when each packet was processed, so the backlog's head must follow each
-            // packet; but packets merged on delivery are processed together.
-            engine.batch_max = 1;
-        }
         Ok(trace)
     }
 }
@@ -94,7 +89,7 @@ pub struct Trace {
     drop: TraceFile,
     config: TraceFile,
     parse: Option<ParseFiles>,
-    lro: Option<Lro>,
+    lro: Lro,
     names: Mutex<FlowNames>,
     /// Number of packets delivered to the application so far, over all CPUs.
     order: AtomicU64,
@@ -103,8 +98,8 @@ pub struct Trace {
 
 impl Trace {
     /// Opens the directory and its files, or creates them; `parse` adds `parse.csv` and
-    /// `flowkey.csv`, and `lro` adds `lro.jsonl`. What they have stays until the trace
-    /// [begins](Self::begin).
+    /// `flowkey.csv`, and `lro` adds `lro.jsonl`, which else is created once packets are
+    /// [coalesced](Self::coalesces). What they have stays until the trace [begins](Self::begin).
     ///
     /// # Errors
     /// If they cannot be opened or created.
@@ -120,7 +115,15 @@ impl Trace {
             drop: file(DROP_FILE, DROP_HEADER)?,
             config: file(CONFIG_FILE, CONFIG_HEADER)?,
             parse: if parse { Some(ParseFiles::open(file)?) } else { None },
-            lro: if lro { Some(Lro::new(file(LRO_FILE, "")?)) } else { None },
+            lro: Lro {
+                file: if lro {
+                    file(LRO_FILE, "")?
+                } else {
+                    TraceFile::later(directory.join(LRO_FILE), &failure)
+                },
+                is_on: AtomicBool::new(lro),
+                written: Mutex::default(),
+            },
             names: Mutex::default(),
             order: AtomicU64::new(0),
             failure: FirstFailure::clone(&failure),
@@ -135,18 +138,26 @@ impl Trace {
     pub fn begin(&self) -> Result<()> {
         self.files().try_for_each(TraceFile::begin)?;
         let paths = FILES.map(|name| self.directory.join(name));
-        let mut stale = paths.iter().filter(|path| self.files().all(|file| file.path() != *path));
+        let is_own = |path: &Path| self.files().any(|file| file.is_open() && file.path() == path);
+        let mut stale = paths.iter().filter(|path| !is_own(path));
         stale.try_for_each(|path| remove_file(path))
+    }
+
+    /// Tells that packets are coalesced from now on: `lro.jsonl` has all that leave.
+    pub fn coalesces(&self) {
+        self.lro.is_on.store(true, Ordering::Relaxed);
     }
 
     /// Writes a row for a packet of these frames that left coalescing, or was dropped before;
     /// frames that have a row already are left out.
     fn left(&self, frames: &[u64], row: impl FnOnce(&[u64]) -> String) {
-        let Some(lro) = &self.lro else { return };
-        let mut written = locked(&lro.written);
+        if !self.lro.is_on.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut written = locked(&self.lro.written);
         let frames: Vec<_> = frames.iter().copied().filter(|frame| written.add(*frame)).collect();
         if !frames.is_empty() {
-            lro.file.write(&row(&frames));
+            self.lro.file.write(&row(&frames));
         }
     }
 
@@ -188,8 +199,7 @@ impl Trace {
 
     fn files(&self) -> impl Iterator<Item = &TraceFile> {
         let parse = self.parse.iter().flat_map(|files| [&files.parse, &files.flow_key]);
-        let lro = self.lro.iter().map(|lro| &lro.file);
-        [&self.deliver, &self.drop, &self.config].into_iter().chain(lro).chain(parse)
+        [&self.deliver, &self.drop, &self.config, &self.lro.file].into_iter().chain(parse)
     }
 }
 
@@ -214,13 +224,9 @@ impl ParseFiles {
 #[derive(Debug)]
 struct Lro {
     file: TraceFile,
+    /// True once packets are coalesced, or if it is known that they will be.
+    is_on: AtomicBool,
     written: Mutex<WrittenFrames>,
-}
-
-impl Lro {
-    fn new(file: TraceFile) -> Self {
-        Self { file, written: Mutex::default() }
-    }
 }
 
 /// One CPU's part of a trace: `deliver.csv`.

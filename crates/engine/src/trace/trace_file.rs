@@ -17,8 +17,17 @@ const CONSEQUENCE: &str = "its further rows are left out, and counted";
 #[derive(Debug)]
 pub(super) struct TraceFile {
     path: PathBuf,
-    state: Mutex<Rows<File>>,
+    state: Mutex<Rows<RowFile>>,
     told: FirstFailure,
+}
+
+/// File that rows are written to.
+#[derive(Debug)]
+enum RowFile {
+    /// An open file.
+    Open(File),
+    /// A file that is created with its first rows.
+    Later(PathBuf),
 }
 
 /// Buffered rows of a file.
@@ -43,10 +52,23 @@ impl TraceFile {
         let mut options = File::options();
         options.write(true).create(true).truncate(false);
         let file = options.open(&path).map_err(Error::file("create", &path))?;
-        let file =
-            Self { path, state: Mutex::new(Rows::of(file)), told: FirstFailure::clone(told) };
+        let file = Self::of(path, RowFile::Open(file), told);
         file.write(header);
         Ok(file)
+    }
+
+    /// A file that is created with its first rows, if there are any. It has no header.
+    pub(super) fn later(path: PathBuf, told: &FirstFailure) -> Self {
+        Self::of(path.clone(), RowFile::Later(path), told)
+    }
+
+    fn of(path: PathBuf, file: RowFile, told: &FirstFailure) -> Self {
+        Self { path, state: Mutex::new(Rows::of(file)), told: FirstFailure::clone(told) }
+    }
+
+    /// True if the file is open, and not yet to be created.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(locked(&self.state).file, RowFile::Open(_))
     }
 
     /// Path of the file.
@@ -61,11 +83,12 @@ impl TraceFile {
     pub(super) fn begin(&self) -> Result<()> {
         let state = locked(&self.state);
         debug_assert_eq!(state.whole_bytes, 0, "rows are written once the trace has begun");
+        let RowFile::Open(file) = &state.file else { return Ok(()) };
         let truncate = |metadata: Metadata| {
             // Pipes and devices have no length.
-            if metadata.is_file() { state.file.set_len(0) } else { Ok(()) }
+            if metadata.is_file() { file.set_len(0) } else { Ok(()) }
         };
-        let truncated = state.file.metadata().and_then(truncate);
+        let truncated = file.metadata().and_then(truncate);
         truncated.map_err(Error::file("truncate", &self.path))
     }
 
@@ -93,13 +116,15 @@ impl TraceFile {
         state.failed.take().map_or(Ok(()), |error| Err(self.error(error)))
     }
 
-    fn write_out(&self, state: &mut Rows<File>) {
+    fn write_out(&self, state: &mut Rows<RowFile>) {
         if state.failed.is_some() {
             return;
         }
         if let Err(error) = state.flush() {
-            // Half a row is removed. A file that cannot be truncated stays as it is.
-            let _ = state.file.set_len(state.whole_bytes);
+            if let RowFile::Open(file) = &state.file {
+                // Half a row is removed. A file that cannot be truncated stays as it is.
+                let _ = file.set_len(state.whole_bytes);
+            }
             // Only the first failure is kept.
             let _ = self.told.set(FailureNote::of(&self.error(copy_of(&error)), CONSEQUENCE));
             state.failed = Some(error);
@@ -108,6 +133,25 @@ impl TraceFile {
 
     fn error(&self, source: io::Error) -> Error {
         Error::file("write", Path::new(&self.path))(source)
+    }
+}
+
+impl Write for RowFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Self::Later(path) = self {
+            *self = Self::Open(File::create(path)?);
+        }
+        match self {
+            Self::Open(file) => file.write(bytes),
+            Self::Later(_) => Ok(0),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Open(file) => file.flush(),
+            Self::Later(_) => Ok(()),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use forebay_sys::privilege;
 
 use super::report::SentReport;
 use super::to::To;
+use crate::outputs::identity;
 
 /// All destinations, each once.
 pub(super) struct Destinations(Vec<DestinationPlace>);
@@ -67,7 +68,8 @@ pub(super) enum DestinationWay {
 
 impl Destinations {
     /// Opens the destinations for packets of `devices`, and each CPU's ways there. `to` has one
-    /// destination for all devices, or one for each; without any, packets are counted.
+    /// destination for all devices, or one for each; without any, packets are counted. The
+    /// directories of captures exist.
     ///
     /// # Errors
     /// If `to` has another number of destinations, or a device cannot be opened.
@@ -184,13 +186,24 @@ fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
     };
     let mut places: Vec<To> = Vec::new();
     let by_device = wished.into_iter().map(|to| {
-        places.iter().position(|place| place == to).unwrap_or_else(|| {
+        places.iter().position(|place| is_same(place, to)).unwrap_or_else(|| {
             places.push(to.clone());
             places.len() - 1
         })
     });
     let by_device = by_device.collect();
     Ok((places, by_device))
+}
+
+/// True if packets for both come to the same place: two writers of one directory would overwrite each
+/// other's captures.
+fn is_same(one: &To, other: &To) -> bool {
+    match (one, other) {
+        (To::Pcap(one), To::Pcap(other)) => {
+            one == other || identity(one).is_some_and(|of_one| identity(other) == Some(of_one))
+        }
+        _ => one == other,
+    }
 }
 
 /// Ways of all CPUs to one destination.

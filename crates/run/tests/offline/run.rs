@@ -21,6 +21,7 @@ use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Source};
 use forebay_sys::Error;
 use forebay_sys::cpu_list::CpuList;
+use pcap_file::pcap::PcapReader;
 
 /// Source of synthetic packets.
 fn frames(frames: u64) -> Box<dyn Source> {
@@ -206,6 +207,27 @@ fn promise_2_full_disk_of_one_device_reported() {
     assert!(report.error.unwrap().starts_with("cannot create /proc/self/fd/cpu"));
 }
 
+/// Two spellings of one directory: packets of both devices are in the same captures.
+#[test]
+fn promise_2_one_directory_has_one_writer() {
+    let parent = tempfile::tempdir().unwrap();
+    let one = parent.path().join("one");
+    let other = parent.path().join("other");
+    std::os::unix::fs::symlink("one", &other).unwrap();
+    // Nothing is there yet: the run creates it.
+    let to = vec![To::Pcap(one.clone()), To::Pcap(parent.path().join("one/../one"))];
+    let devices = || vec![device("a0", vec![frames(700)]), device("b0", vec![frames(300)])];
+    let first = report(RunConfig { to, ..plan() }, devices());
+    let second =
+        report(RunConfig { to: vec![To::Pcap(one.clone()), To::Pcap(other)], ..plan() }, devices());
+    for report in [first, second] {
+        let [sent] = &report.sent[..] else { panic!("{:?}", report.sent) };
+        assert_eq!((sent.handed, sent.packets), (1000, 1000));
+        assert_eq!(sent.to, format!("pcap:{}", one.display()));
+    }
+    assert_eq!(records(&one), 1000);
+}
+
 /// Names of the files of a directory that begin with `cpu`, and `old` of those with that content.
 fn captures(directory: &Path) -> (usize, Vec<String>) {
     let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
@@ -264,6 +286,21 @@ fn ops_4_restart_keeps_rotated_captures() {
     for name in ["cpu0.000004.pcap", "cpu1.000012.pcap"] {
         assert!(directory.path().join(name).exists(), "{name}");
     }
+}
+
+/// Number of records in the captures of a directory, all of which must be whole.
+fn records(directory: &Path) -> usize {
+    let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
+    let records = files.map(|path| {
+        let mut reader = PcapReader::new(std::fs::File::open(path).unwrap()).unwrap();
+        let mut count = 0;
+        while let Some(record) = reader.next_packet() {
+            record.unwrap();
+            count += 1;
+        }
+        count
+    });
+    records.sum()
 }
 
 fn records_bytes(directory: &Path) -> u64 {

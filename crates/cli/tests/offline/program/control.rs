@@ -218,6 +218,7 @@ fn rps_8_refusals_have_errno_and_exit_code() {
         ("get proc/net", "EISDIR"),
         ("get hash_key", "EACCES"),
         ("watch nothing", "ENOENT"),
+        ("watch hash_key", "EACCES"),
     ] {
         let run = live.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);

@@ -96,6 +96,32 @@ fn svc_2_run_notifies_service_manager() {
     assert!(run.stdout.contains("every frame accounted for"), "{}", run.stdout);
 }
 
+/// SIGHUP and SIGINT, as under `nohup` and in the background of a script.
+#[test]
+fn svc_4_ignored_signals_stay_ignored() {
+    let dir = WorkDir::new();
+    let args = "replay --rate 5k --loops 1000000 --cpus 1 --control s.sock";
+    let script = format!("trap '' HUP INT; exec \"$0\" {args}");
+    let mut run = Command::new("sh");
+    let run = run.current_dir(&dir.0).args(["-c", &script, env!("CARGO_BIN_EXE_forebay")]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while dir.run("get mtu --control s.sock").code != Some(0) {
+        assert!(run.try_wait().unwrap().is_none(), "it has ended");
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", run.id())).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap();
+    let caught = u64::from_str_radix(caught, 16).unwrap();
+    let [hup, int, term] = [1, 2, 15].map(|signal: u32| caught >> (signal - 1) & 1);
+    let kill = |signal: &str| {
+        let killed = Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+    };
+    kill("-HUP");
+    kill("-TERM");
+    assert_eq!(run.wait().unwrap().code(), Some(0), "ended in order");
+    assert_eq!([hup, int, term], [0, 0, 1]);
+}
+
 #[test]
 fn svc_4_hangup_applies_only_what_changed() {
     let dir = WorkDir::new();

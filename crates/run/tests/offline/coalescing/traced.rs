@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
-use forebay_run::replay::TracePlan;
+use forebay_run::replay::{Replay, TracePlan};
 use serde_json::Value;
 
 use super::*;
@@ -35,13 +35,18 @@ impl Rows {
 pub(crate) fn traced(name: &str, mut plan: ReplayConfig) -> Files {
     let directory = crate::replays::directory(name);
     plan.trace = Some(TracePlan { directory: directory.clone(), parse: false });
-    let report = run(plan);
-    let lro = fs::read_to_string(directory.join("lro.jsonl")).unwrap();
-    Files {
-        report,
-        deliver: Rows::read(&directory.join("deliver.csv")),
-        drop: Rows::read(&directory.join("drop.csv")),
-        lro: lro.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),
+    Files::read(run(plan), &directory)
+}
+
+impl Files {
+    fn read(report: ReplayReport, directory: &Path) -> Self {
+        let lro = fs::read_to_string(directory.join("lro.jsonl")).unwrap();
+        Self {
+            report,
+            deliver: Rows::read(&directory.join("deliver.csv")),
+            drop: Rows::read(&directory.join("drop.csv")),
+            lro: lro.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),
+        }
     }
 }
 
@@ -125,6 +130,29 @@ fn promise_2_every_frame_is_in_one_packet() {
             assert_eq!(hex.len() as u64, 2 * (14 + 20 + 8 + count * 18));
             assert_eq!(packet["flags"], "");
         }
+    }
+}
+
+/// As by a config file, or by `forebay set`, before the first frame.
+#[test]
+fn promise_2_live_coalescing_is_traced() {
+    for at in ["arrive", "deliver"] {
+        let directory = crate::replays::directory("traced-live");
+        let mut plan = stepped(2, in_rows(6000, 64), 4);
+        plan.work_ns = 200;
+        plan.trace = Some(TracePlan { directory: directory.clone(), parse: false });
+        let replay = Replay::open(plan).unwrap();
+        assert!(!directory.join("lro.jsonl").exists(), "nothing is coalesced yet");
+        for (knob, value) in [("coalesce", "gro"), ("coalesce_at", at)] {
+            replay.control().set(knob, value).unwrap();
+        }
+        let report = replay.run().unwrap();
+        assert_eq!(report.broken_promises(), [""; 0], "{report:?}");
+        let merged = report.path.lro.packets_out;
+        assert!(merged < 3000, "{at}: {merged}");
+        let files = Files::read(report, &directory);
+        assert_accounts(&files, 6000);
+        assert_packets(&files);
     }
 }
 
