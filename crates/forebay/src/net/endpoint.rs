@@ -30,6 +30,8 @@ pub(super) struct Endpoint {
     pub(super) id: SocketId,
     /// Address that the socket was bound to.
     bound: SocketAddr,
+    /// True if it is for IPv6 alone.
+    is_v6_only: bool,
     peer: Mutex<Option<Peer>>,
     is_connected: AtomicBool,
     pub(super) queue: Arc<SocketQueue>,
@@ -65,11 +67,12 @@ impl Endpoint {
         wake: Arc<Wake>,
         reserved: Option<Hidden<std::net::UdpSocket>>,
     ) -> Self {
-        let BoundEntry { id, local, consumer, home, is_followed } = bound;
+        let BoundEntry { id, local, consumer, home, is_followed, is_v6_only } = bound;
         Self {
             shared,
             id,
             bound: local,
+            is_v6_only,
             peer: Mutex::default(),
             is_connected: AtomicBool::new(false),
             queue: Arc::clone(consumer.queue()),
@@ -97,6 +100,11 @@ impl Endpoint {
         self.bound.is_ipv4()
     }
 
+    /// Refuses an IPv4 address if the socket is for IPv6 alone.
+    pub(super) fn check_v6_only(&self, to: IpAddr) -> io::Result<()> {
+        if self.is_v6_only && to.is_ipv4() { Err(Errno::NETUNREACH.into()) } else { Ok(()) }
+    }
+
     /// The socket's own address: chosen by the route once connected, else the bound one.
     pub(super) fn local(&self) -> SocketAddr {
         let chosen = || self.peer().map(|peer| peer.local);
@@ -122,6 +130,7 @@ impl Endpoint {
             return Err(Errno::AFNOSUPPORT.into());
         }
         let remote = plain(to);
+        self.check_v6_only(remote.ip())?;
         let routes = self.shared.routes();
         let mut local = self.local();
         let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
@@ -277,3 +286,6 @@ pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     };
     SocketAddr::new(mapped.map_or(address.ip(), IpAddr::V4), address.port())
 }
+
+#[cfg(test)]
+mod tests;

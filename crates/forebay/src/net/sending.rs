@@ -109,11 +109,12 @@ impl Endpoint {
 
     /// Rejects arguments that the kernel rejects before its route lookup.
     fn check(&self, of: &Transmit<'_>, to: SocketAddr) -> io::Result<()> {
-        if to.port() == 0 {
-            return Err(Errno::INVAL.into());
-        }
         if self.is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
+        }
+        self.check_v6_only(to.ip())?;
+        if to.port() == 0 {
+            return Err(Errno::INVAL.into());
         }
         // IPv6 accepts a hop limit of 0, IPv4 no TTL of 0 (`ip_cmsg_send`).
         if to.is_ipv4() && of.ttl == Some(0) {

@@ -181,6 +181,8 @@ pub(super) struct BoundEntry {
     /// datagrams delivered on it: recording those reads would pin flows to their present CPU, and
     /// keep them from being spread.
     pub(super) is_followed: bool,
+    /// True for a socket that is for IPv6 alone.
+    pub(super) is_v6_only: bool,
 }
 
 impl NetState {
@@ -251,6 +253,8 @@ impl NetState {
         binding.id = sockets.free_id()?;
         let (id, local) = (binding.id, binding.local);
         let is_followed = binding.reuse != Reuse::ThisCpu;
+        // As in the kernel, an address of IPv6 is for IPv6 alone (`__inet6_bind`).
+        let is_v6_only = local.is_ipv6() && (binding.is_v6_only || !local.ip().is_unspecified());
         let config = SocketQueueConfig { id, rcvbuf, slots: SLOTS };
         let (queue, consumer) = open(config, &self.socket_counters, reader);
         // A socket must be in the directory before the table names it.
@@ -261,7 +265,7 @@ impl NetState {
         sockets.bindings.insert(binding);
         self.publish(&sockets);
         let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).return_handle();
-        Ok(BoundEntry { id, local, consumer, home, is_followed })
+        Ok(BoundEntry { id, local, consumer, home, is_followed, is_v6_only })
     }
 
     /// Changes a socket's binding. The socket counts as the last one bound from now on: among

@@ -73,7 +73,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// If the address cannot be resolved, or is of another family; `ENETUNREACH` if there is no
-    /// route.
+    /// route, and to IPv4 of a socket for [IPv6 alone](super::SocketOptions::v6_only).
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
         try_each(to, |to| self.0.connect(to))
     }
@@ -96,7 +96,8 @@ impl UdpSocket {
     /// Sends a datagram, never as fragments (`IP_PMTUDISC_DO`).
     ///
     /// # Errors
-    /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route;
+    /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route, and to IPv4 from a socket
+    /// for [IPv6 alone](super::SocketOptions::v6_only);
     /// `ECONNREFUSED` after an ICMP port unreachable from the connected peer; and if the device is
     /// gone. Waits while no packet memory is free, except if the socket is non-blocking or the
     /// calling thread is an engine CPU's, which may be the one that must collect the memory: then

@@ -1,0 +1,54 @@
+//! Families and destinations that sockets refuse, and what connecting and joining choose.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::{fmt, io};
+
+use forebay_stack::network::{Identity, Prefix};
+use rustix::io::Errno;
+
+use super::super::neighbours::DeviceNeighbours;
+use super::super::rig::{Recording, device, host_on, own_address};
+use super::super::shared::NetDevice;
+use super::super::{Net, NetConfig};
+
+/// A host with two devices that only this process has, 10.9.0.1/24 and fd00::1/64, 10.9.1.1/24 and fd01::1/64.
+fn two_families() -> Net {
+    let both = |(number, v6): (usize, &str)| -> NetDevice {
+        let of_v4 = device(number);
+        let address: IpAddr = v6.parse().unwrap();
+        let addresses = [(own_address(number), 24), (address, 64)];
+        let addresses = addresses.map(|(address, bits)| Prefix { address, bits }).into();
+        let identity = Identity { addresses, ..Identity::clone(&of_v4.identity.load()) };
+        of_v4.identity.store(Arc::new(identity));
+        of_v4
+    };
+    let devices = ["fd00::1", "fd01::1"].into_iter().enumerate().map(both).collect();
+    let sinks = [(); 2].map(|()| Box::<Recording>::default() as _);
+    Net(host_on(devices, vec![sinks.into()], NetConfig::TCP, |_| DeviceNeighbours::NoLink))
+}
+
+fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn errno<T: fmt::Debug>(result: io::Result<T>) -> Option<Errno> {
+    Errno::from_io_error(&result.unwrap_err())
+}
+
+#[test]
+fn udp_7_v6_only_socket_has_no_ipv4() {
+    let net = two_families();
+    for (local, is_v6_only) in [("[::]:53", true), ("[fd00::1]:54", false)] {
+        let socket = net.socket().v6_only(is_v6_only).bind(local).unwrap();
+        for to in ["[::ffff:10.9.0.2]:9", "[::ffff:10.9.0.2]:0", "10.9.0.2:9"] {
+            assert_eq!(errno(socket.send_to(&[7], to)), Some(Errno::NETUNREACH), "{local} {to}");
+        }
+        let refused = socket.connect("[::ffff:10.9.0.2]:9");
+        assert_eq!(errno(refused), Some(Errno::NETUNREACH), "{local}");
+        assert_eq!(socket.peer_addr(), None);
+        assert_eq!(socket.send_to(&[7], "[fd00::2]:9").unwrap(), 1);
+    }
+    let mapped = net.socket().v6_only(true).bind("[::ffff:10.9.0.1]:55");
+    assert_eq!(errno(mapped), Some(Errno::INVAL));
+}
