@@ -172,8 +172,8 @@ impl UdpSocket {
     /// Excess bytes are discarded.
     ///
     /// # Errors
-    /// `WouldBlock`, at once or after the time-out, as configured; `ECONNREFUSED` as for
-    /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all datagrams are
+    /// `WouldBlock`, at once or after the time-out, as configured, and on the thread of a CPU, which must not wait
+    /// ([`recv_batch_on`](Self::recv_batch_on) turns it); `ECONNREFUSED` as for [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all datagrams are
     /// read.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let packet = self.0.wait_for(SocketReader::next)?;
