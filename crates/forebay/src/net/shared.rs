@@ -21,7 +21,7 @@ use forebay_stack::socket::queue::{
     SocketQueue, SocketQueueConfig, SocketQueueConsumer, WakeReader, open,
 };
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
-use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
+use forebay_stack::socket::table::{Binding, Bindings, Membership, Reuse, SocketTable};
 use forebay_stack::tcp::TcpConfig;
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
@@ -279,6 +279,13 @@ impl NetState {
     /// Sets whether a socket reuses its address, which counts when others are bound.
     pub(super) fn set_reuses_address(&self, id: SocketId, is_on: bool) {
         self.sockets().bindings.set_reuses_address(id, is_on);
+    }
+
+    /// Sets the groups that a socket has joined.
+    pub(super) fn set_groups(&self, id: SocketId, groups: &[Membership]) {
+        let mut sockets = self.sockets();
+        sockets.bindings.set_groups(id, groups);
+        self.publish(&sockets);
     }
 
     /// Removes a socket that has no reader any more.

@@ -4,13 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{fmt, io};
 
+use forebay_rx::CpuId;
+use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, Prefix};
+use forebay_stack::socket::table::{FoundSocket, LookupKey};
 use rustix::io::Errno;
 
 use super::super::neighbours::DeviceNeighbours;
 use super::super::rig::{Recording, device, host_on, own_address};
 use super::super::shared::NetDevice;
-use super::super::{Net, NetConfig};
+use super::super::{Net, NetConfig, UdpSocket};
 
 /// A host with two devices that only this process has, 10.9.0.1/24 and fd00::1/64, 10.9.1.1/24 and fd01::1/64.
 fn two_families() -> Net {
@@ -36,6 +39,17 @@ fn errno<T: fmt::Debug>(result: io::Result<T>) -> Option<Errno> {
     Errno::from_io_error(&result.unwrap_err())
 }
 
+/// Socket that gets a datagram.
+fn receiver(net: &Net, source: &str, destination: &str) -> FoundSocket {
+    let (source, destination) = (address(source), address(destination));
+    let (hash, cpu) = (FlowHash(1), CpuId(0));
+    net.0.table.load().find(&LookupKey { source, destination, hash, cpu, device: 0 })
+}
+
+fn found(socket: &UdpSocket) -> FoundSocket {
+    FoundSocket::One(socket.0.id)
+}
+
 #[test]
 fn udp_7_v6_only_socket_has_no_ipv4() {
     let net = two_families();
@@ -51,4 +65,20 @@ fn udp_7_v6_only_socket_has_no_ipv4() {
     }
     let mapped = net.socket().v6_only(true).bind("[::ffff:10.9.0.1]:55");
     assert_eq!(errno(mapped), Some(Errno::INVAL));
+}
+
+/// Of sockets at one address the last one bound receives, whatever groups the others join and leave later.
+#[test]
+fn udp_9_join_keeps_unicast_receiver() {
+    let net = two_families();
+    let bind = || net.socket().reuse_address().bind("10.9.0.1:53").unwrap();
+    let (first, last) = (bind(), bind());
+    let group: IpAddr = "239.1.2.3".parse().unwrap();
+    let unicast = || receiver(&net, "10.9.0.2:9", "10.9.0.1:53");
+    first.join_multicast(group).unwrap();
+    assert_eq!(unicast(), found(&last));
+    first.leave_multicast(group).unwrap();
+    assert_eq!(unicast(), found(&last));
+    drop(last);
+    assert_eq!(unicast(), found(&first));
 }
