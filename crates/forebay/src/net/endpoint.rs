@@ -132,9 +132,13 @@ impl Endpoint {
         let remote = plain(to);
         self.check_v6_only(remote.ip())?;
         let routes = self.shared.routes();
-        let mut local = self.local();
+        let mut local = self.local_for(remote.ip());
         let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
         let (device, own) = routes.find_named_between(named, to).ok_or(Errno::NETUNREACH)?;
+        // An IPv4 source has no way to IPv6 (`ip6_dst_lookup_tail`).
+        if plain(local).is_ipv4() && remote.is_ipv6() {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
         self.check_broadcast(remote, &routes.identity(device))?;
         // As in the kernel, connecting gives the socket an address.
         if plain(local).ip().is_unspecified()

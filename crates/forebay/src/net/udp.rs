@@ -72,7 +72,8 @@ impl UdpSocket {
     /// [`send`](Self::send) sends to it.
     ///
     /// # Errors
-    /// If the address cannot be resolved, or is of another family; `ENETUNREACH` if there is no
+    /// If the address cannot be resolved, or is of another family (`EAFNOSUPPORT`, as of IPv6 from a socket that an
+    /// IPv4-mapped peer gave its address); `ENETUNREACH` if there is no
     /// route, and to IPv4 of a socket for [IPv6 alone](super::SocketOptions::v6_only).
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
         try_each(to, |to| self.0.connect(to))

@@ -67,6 +67,25 @@ fn udp_7_v6_only_socket_has_no_ipv4() {
     assert_eq!(errno(mapped), Some(Errno::INVAL));
 }
 
+#[test]
+fn udp_7_connect_follows_the_family() {
+    let net = two_families();
+    let socket = net.bind("[::]:53").unwrap();
+    socket.connect("[fd00::2]:9").unwrap();
+    assert_eq!(socket.local_addr(), address("[fd00::1]:53"));
+    socket.connect("[::ffff:10.9.0.2]:9").unwrap();
+    assert_eq!(socket.local_addr(), address("[::ffff:10.9.0.1]:53"));
+    assert_eq!(receiver(&net, "10.9.0.2:9", "10.9.0.1:53"), found(&socket));
+    assert_eq!(receiver(&net, "[fd00::2]:9", "[fd00::1]:53"), FoundSocket::None);
+    assert_eq!(errno(socket.connect("[fd00::2]:9")), Some(Errno::AFNOSUPPORT));
+    assert_eq!(socket.peer_addr(), Some(address("[::ffff:10.9.0.2]:9")));
+    assert_eq!(socket.send(&[7]).unwrap(), 1);
+    socket.disconnect();
+    socket.connect("[fd00::2]:9").unwrap();
+    let mapped = net.bind("[::ffff:10.9.0.1]:54").unwrap();
+    assert_eq!(errno(mapped.connect("[fd00::2]:9")), Some(Errno::AFNOSUPPORT));
+}
+
 /// Of sockets at one address the last one bound receives, whatever groups the others join and leave later.
 #[test]
 fn udp_9_join_keeps_unicast_receiver() {
