@@ -134,7 +134,8 @@ impl Endpoint {
         let routes = self.shared.routes();
         let mut local = self.local_for(remote.ip());
         let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
-        let (device, own) = routes.find_named_between(named, to).ok_or(Errno::NETUNREACH)?;
+        let route = self.find_route(&routes, None, named, to)?;
+        let (device, own) = route.ok_or(Errno::NETUNREACH)?;
         // An IPv4 source has no way to IPv6 (`ip6_dst_lookup_tail`).
         if plain(local).is_ipv4() && remote.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());

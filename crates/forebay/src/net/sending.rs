@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};
 use super::endpoint::{Endpoint, plain};
-use super::message::Transmit;
+use super::message::{DeviceIndex, Transmit};
 use super::routes::{Routes, is_link_local, scope_of};
 use super::shared::CpuIndex;
 use super::transmit::{Between, Gathered, SendForm, SentMarks};
@@ -138,15 +138,7 @@ impl Endpoint {
         let is_bound = !plain(bound).ip().is_unspecified() && !plain(bound).ip().is_multicast();
         let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
         let own = asked.map(|ip| SocketAddr::new(ip, 0)).or(is_bound.then_some(bound));
-        let has_option = to.ip().is_multicast() && scope_of(of.destination).is_none();
-        let by_option = || self.options.multicast_device().filter(|_| has_option);
-        let found = match of.device.or_else(by_option) {
-            Some(device) if device.index() >= self.shared.devices.len() => {
-                return Err(Errno::NODEV.into());
-            }
-            Some(device) => routes.find_by(device.index(), to.ip()),
-            None => routes.find_named_between(own, of.destination),
-        };
+        let found = self.find_route(routes, of.device, own, of.destination)?;
         let Some((device, address)) = found else {
             self.shared.unsent.count_no_route(to.ip());
             return Err(Errno::NETUNREACH.into());
@@ -161,6 +153,28 @@ impl Endpoint {
         }
         let own = own.map(|own| plain(own).ip()).or(address);
         Ok((device, SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port())))
+    }
+
+    /// Finds the device towards a destination, and the source address to use on it: by the device that is given, or that
+    /// the option names for groups without a scope, or else by the route.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is no such device.
+    pub(super) fn find_route(
+        &self,
+        routes: &Routes<'_>,
+        device: Option<DeviceIndex>,
+        own: Option<SocketAddr>,
+        to: SocketAddr,
+    ) -> io::Result<Option<(usize, Option<IpAddr>)>> {
+        let ip = plain(to).ip();
+        let has_option = ip.is_multicast() && scope_of(to).is_none();
+        let by_option = || self.options.multicast_device().filter(|_| has_option);
+        match device.or_else(by_option) {
+            Some(device) if device.index() >= self.shared.devices.len() => Err(Errno::NODEV.into()),
+            Some(device) => Ok(routes.find_by(device.index(), ip)),
+            None => Ok(routes.find_named_between(own, to)),
+        }
     }
 
     fn marks_of(&self, of: &Transmit<'_>, to: IpAddr) -> SentMarks {

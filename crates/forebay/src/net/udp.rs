@@ -373,7 +373,8 @@ impl UdpSocket {
         self.0.leave(group, Some(device))
     }
 
-    /// Sets the device that datagrams to groups leave by; `None`: the route's (`IP_MULTICAST_IF`).
+    /// Sets the device that datagrams to groups leave by, and that [`connect`](Self::connect) to a group takes the local
+    /// address from; `None`: the route's (`IP_MULTICAST_IF`).
     pub fn set_multicast_device(&self, device: Option<DeviceIndex>) {
         self.0.options.set_multicast_device(device);
     }

@@ -10,6 +10,7 @@ use forebay_stack::network::{Identity, Prefix};
 use forebay_stack::socket::table::{FoundSocket, LookupKey};
 use rustix::io::Errno;
 
+use super::super::message::DeviceIndex;
 use super::super::neighbours::DeviceNeighbours;
 use super::super::rig::{Recording, device, host_on, own_address};
 use super::super::shared::NetDevice;
@@ -84,6 +85,22 @@ fn udp_7_connect_follows_the_family() {
     socket.connect("[fd00::2]:9").unwrap();
     let mapped = net.bind("[::ffff:10.9.0.1]:54").unwrap();
     assert_eq!(errno(mapped.connect("[fd00::2]:9")), Some(Errno::AFNOSUPPORT));
+}
+
+#[test]
+fn udp_9_connect_follows_chosen_device() {
+    let net = two_families();
+    for (local, group, own) in
+        [("0.0.0.0:53", "239.1.2.3:9", "10.9.1.1:53"), ("[::]:54", "[ff15::1]:9", "[fd01::1]:54")]
+    {
+        let socket = net.socket().v6_only(local.starts_with('[')).bind(local).unwrap();
+        socket.set_multicast_device(Some(DeviceIndex(1)));
+        socket.connect(group).unwrap();
+        assert_eq!(socket.local_addr(), address(own));
+        socket.disconnect();
+        socket.set_multicast_device(Some(DeviceIndex(2)));
+        assert_eq!(errno(socket.connect(group)), Some(Errno::NODEV));
+    }
 }
 
 /// Of sockets at one address the last one bound receives, whatever groups the others join and leave later.
