@@ -19,6 +19,7 @@ use super::datagram::{Datagram, Datagrams, scoped, traffic_class_of, ttl_of};
 use super::message::{DeviceIndex, Received};
 use super::neighbours::WayBack;
 use super::options::Options;
+use super::sending::{is_this_host, no_loopback};
 use super::shared::{BoundEntry, NetState};
 use super::transmit::LastSent;
 use super::wake::Wake;
@@ -140,7 +141,11 @@ impl Endpoint {
         if plain(local).is_ipv4() && remote.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
         }
-        self.check_broadcast(remote, &routes.identity(device))?;
+        let identity = routes.identity(device);
+        self.check_broadcast(remote, &identity)?;
+        if is_this_host(remote.ip(), &identity) && !self.has_kernel(device) {
+            return Err(no_loopback(remote.ip()));
+        }
         // As in the kernel, connecting gives the socket an address.
         if plain(local).ip().is_unspecified()
             && let Some(own) = own

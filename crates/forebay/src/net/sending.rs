@@ -49,8 +49,14 @@ impl Endpoint {
         let marks = self.marks_of(of, to.ip());
         let identity = routes.identity(device);
         self.check_broadcast(to, &identity)?;
-        // Loopback copies to programs on the kernel's stack can only come from the kernel.
-        let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
+        // What programs on the kernel's stack of this host get can only come from the kernel.
+        let has_kernel = self.has_kernel(device);
+        if is_this_host(to.ip(), &identity) {
+            return match has_kernel {
+                true => self.send_by_kernel(of, device, between, marks),
+                false => Err(no_loopback(to.ip())),
+            };
+        }
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
             SendForm::of(of.payload.len(), marks, between, &identity)?;
@@ -93,6 +99,11 @@ impl Endpoint {
             self.shared.flush(by, device).map_err(io::Error::other)?;
         }
         Ok(of.payload.len())
+    }
+
+    /// True if the kernel has the device, and a socket to send by.
+    pub(super) fn has_kernel(&self, device: usize) -> bool {
+        self.reserved.is_some() && self.shared.devices[device].kernels.is_some()
     }
 
     /// Refuses a broadcast address, unless the socket may send to it.
@@ -302,6 +313,18 @@ impl Endpoint {
         }
         self.shared.flush_all(by).map_err(io::Error::other)
     }
+}
+
+/// True for an address of this host, on the device that leads to it.
+pub(super) fn is_this_host(to: IpAddr, on: &Identity) -> bool {
+    to.is_unspecified() || to.is_loopback() || on.is_own(to)
+}
+
+/// Error of a destination that no device leads to.
+pub(super) fn no_loopback(to: IpAddr) -> io::Error {
+    let why =
+        format!("{to} is this host itself: Forebay has no loopback, use a socket of the kernel");
+    io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
 #[cfg(test)]

@@ -74,7 +74,8 @@ impl UdpSocket {
     /// # Errors
     /// If the address cannot be resolved, or is of another family (`EAFNOSUPPORT`, as of IPv6 from a socket that an
     /// IPv4-mapped peer gave its address); `ENETUNREACH` if there is no
-    /// route, and to IPv4 of a socket for [IPv6 alone](super::SocketOptions::v6_only).
+    /// route, and to IPv4 of a socket for [IPv6 alone](super::SocketOptions::v6_only); `Unsupported` to this host itself,
+    /// as for [`send_to`](Self::send_to).
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
         try_each(to, |to| self.0.connect(to))
     }
@@ -99,6 +100,8 @@ impl UdpSocket {
     /// # Errors
     /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route, and to IPv4 from a socket
     /// for [IPv6 alone](super::SocketOptions::v6_only);
+    /// `Unsupported` to this host itself by a device that only this process has: there is no loopback. Where the kernel has
+    /// the device, it delivers to its own programs, and sockets of this process get nothing.
     /// `ECONNREFUSED` after an ICMP port unreachable from the connected peer; and if the device is
     /// gone. Waits while no packet memory is free, except if the socket is non-blocking or the
     /// calling thread is an engine CPU's, which may be the one that must collect the memory: then

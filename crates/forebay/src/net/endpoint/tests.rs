@@ -87,6 +87,25 @@ fn udp_7_connect_follows_the_family() {
     assert_eq!(errno(mapped.connect("[fd00::2]:9")), Some(Errno::AFNOSUPPORT));
 }
 
+/// There is no loopback, which is said at once.
+#[test]
+fn udp_7_this_host_is_refused() {
+    let net = two_families();
+    let socket = net.bind("[::]:53").unwrap();
+    for own in ["10.9.0.1", "10.9.1.1", "127.0.0.1", "0.0.0.0", "fd00::1", "fd01::1", "::1", "::"] {
+        let own: IpAddr = own.parse().unwrap();
+        let mapped = match own {
+            IpAddr::V4(own) => own.to_ipv6_mapped().into(),
+            IpAddr::V6(_) => own,
+        };
+        let sent = socket.send_to(&[7], (own, 54)).unwrap_err();
+        assert_eq!(sent.kind(), io::ErrorKind::Unsupported, "{own}: {sent}");
+        let connected = socket.connect(SocketAddr::new(mapped, 54)).unwrap_err();
+        assert_eq!(connected.kind(), io::ErrorKind::Unsupported, "{own}: {connected}");
+    }
+    assert_eq!(socket.peer_addr(), None);
+}
+
 #[test]
 fn udp_9_connect_follows_chosen_device() {
     let net = two_families();

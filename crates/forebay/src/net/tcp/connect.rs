@@ -11,6 +11,7 @@ use forebay_sys::tcp_reserve::Reservation;
 use rustix::io::Errno;
 
 use super::super::endpoint::plain;
+use super::super::sending::no_loopback;
 use super::super::shared::NetState;
 use super::shards::ShardSocket;
 use super::stream::TcpStream;
@@ -72,9 +73,7 @@ fn check_destination(shared: &NetState, to: IpAddr) -> io::Result<()> {
         return Err(Errno::NETUNREACH.into());
     }
     if to.is_unspecified() || to.is_loopback() || shared.routes().is_own(to) {
-        let why =
-            format!("{to} is this host itself: Forebay has no loopback, connect by the kernel");
-        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        return Err(no_loopback(to));
     }
     Ok(())
 }

@@ -29,6 +29,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("udp_7_headers_are_read_from_kernel", reads_kernel),
     ("udp_7_send_errors_are_the_kernels", errors_agree),
     ("udp_7_control_data_survives_unknown_neighbour", by_kernel),
+    ("udp_7_kernel_serves_this_host", this_host),
     ("udp_10_kernel_reassembles_our_fragments", fragments),
     ("udp_15_gso_is_sent_whole_or_not", all_or_none),
 ];
@@ -441,6 +442,30 @@ fn by_kernel() {
     }
     drop(ours);
     running.end();
+}
+
+/// The kernel has the loopback that is missing here: its programs on this host hear what is sent to its addresses.
+fn this_host() {
+    each_via(|via| {
+        let hosts = TwoCables::new();
+        let (net, engine) = hosts.over(via);
+        let ours = hosts.bind(&net, "::");
+        let running = hosts.near.run(|| Running::begin(engine));
+        for (any, own) in [
+            ("0.0.0.0", ["10.0.0.1", "10.1.0.1", "127.0.0.1", "0.0.0.0"]),
+            ("::", ["fd00::1", "fd01::1", "::1", "::"]),
+        ] {
+            let heard = hosts.near.run(|| KernelSocket::bind((any, PORT + 1)).unwrap());
+            heard.set_read_timeout(Some(TIMEOUT)).unwrap();
+            for to in own.map(|own| SocketAddr::new(own.parse().unwrap(), PORT + 1)) {
+                assert_eq!(hosts.near.run(|| ours.send_to(b"here", to)).unwrap(), 4, "{to}");
+                assert_eq!(heard.recv(&mut [0; 10]).unwrap(), 4, "{to}");
+            }
+        }
+        drop(ours);
+        let mut outcome = running.end();
+        assert_eq!(net.frames_away(&mut outcome), 0);
+    });
 }
 
 /// Datagrams above the MTU, up to the largest that there is, and back: those that the kernel cuts.
