@@ -29,7 +29,11 @@ pub(super) fn begin(
     check_destination(shared, theirs.ip())?;
     let (device, source) = shared.routes().find_named(to).ok_or(Errno::NETUNREACH)?;
     let source = source.ok_or(Errno::NETUNREACH)?;
-    let mtu_bytes = shared.routes().identity(device).mtu;
+    let identity = shared.routes().identity(device);
+    if matches!(theirs.ip(), IpAddr::V4(to) if identity.is_broadcast(to)) {
+        return Err(Errno::NETUNREACH.into());
+    }
+    let mtu_bytes = identity.mtu;
     let kernels = shared.devices[device].kernels;
     if kernels.is_some() && !is_link_local(theirs.ip()) && !neighbour::has_route(theirs.ip())? {
         return Err(Errno::NETUNREACH.into());
@@ -105,5 +109,25 @@ fn open(
             tcp.close(socket, out)?;
             Err(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::rig::{Recording, host};
+    use super::super::super::{Net, NetConfig};
+    use super::*;
+
+    /// Nobody answers a broadcast, whose SYNs would go to all for two minutes.
+    #[test]
+    fn tcp_17_broadcast_address_is_refused() {
+        let recording = Recording::default();
+        let sent = Arc::clone(&recording.lens);
+        let net = Net(host(vec![vec![Box::new(recording) as _]], NetConfig::TCP));
+        for to in ["10.9.0.255:80", "255.255.255.255:80", "[::ffff:10.9.0.255]:80"] {
+            let error = TcpStream::begin_connect(&net, to.parse().unwrap()).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::NETUNREACH), "{to}");
+        }
+        assert_eq!(sent.lock().unwrap().len(), 0);
     }
 }

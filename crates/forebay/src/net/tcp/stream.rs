@@ -65,7 +65,8 @@ impl TcpStream {
     /// the port from its own programs.
     ///
     /// # Errors
-    /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route,
+    /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route
+    /// and to a group or a broadcast address,
     /// `Unsupported` to this host itself, `EADDRNOTAVAIL` without a free port; `WouldBlock` on the thread of a CPU, which must not wait;
     /// `BrokenPipe` once the run has ended.
     pub fn connect(net: &Net, to: impl ToSocketAddrs) -> io::Result<Self> {
