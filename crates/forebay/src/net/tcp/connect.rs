@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::super::endpoint::plain;
 use super::super::sending::no_loopback;
 use super::super::shared::NetState;
-use super::shards::ShardSocket;
+use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::StreamWatch;
 
@@ -43,10 +43,7 @@ pub(super) fn begin(
     let mut candidates = iter::from_fn(|| match kernels {
         None => Some(Ok((ports.next()?, None))),
         // The kernel chooses a port that none of its sockets has.
-        Some(_) => Some(
-            Reservation::of_connection(any_port)
-                .and_then(|reserved| Ok((reserved.port()?, Some(Arc::new(reserved))))),
-        ),
+        Some(_) => Some(reserve(any_port)),
     })
     .take(LOCAL_PORTS.len());
     loop {
@@ -69,6 +66,15 @@ pub(super) fn begin(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Reserves a port of the kernel's choice. Without a free one the error is that of `connect`, not that of `bind`.
+fn reserve(any_port: SocketAddr) -> io::Result<(u16, Option<Reserved>)> {
+    let reserved = Reservation::of_connection(any_port).map_err(|error| {
+        let has_none = Errno::from_io_error(&error) == Some(Errno::ADDRINUSE);
+        if has_none { Errno::ADDRNOTAVAIL.into() } else { error }
+    })?;
+    Ok((reserved.port()?, Some(Arc::new(reserved))))
 }
 
 /// Refuses destinations that no device leads to: there is no loopback.
