@@ -24,7 +24,7 @@ use super::neighbours::DeviceNeighbours;
 use super::routes::Gateways;
 use super::shared::{CpuIndex, NetDevice, NetParts, NetState};
 use super::transmit::{Between, Gathered, SentMarks, TransmitQueue};
-use super::{NetEngine, stacks};
+use super::{EndOnDrop, NetEngine, stacks};
 
 /// Own address of each device: 10.9.0.1/24, 10.9.1.1/24 and so on.
 pub(super) fn own_address(device: usize) -> IpAddr {
@@ -92,7 +92,7 @@ pub(super) fn engine_of(state: &Arc<NetState>) -> NetEngine {
     let caches = state.cpus().iter().map(|_| None).collect();
     let mut stacks = stacks(state, caches, None).into_iter();
     let engine = Engine::over(&config, &mut [], |_| stacks.next().unwrap()).unwrap();
-    NetEngine { engine, shared: Arc::clone(state) }
+    NetEngine { engine, shared: EndOnDrop(Arc::clone(state)) }
 }
 
 /// Gathers a datagram on a CPU, for the neighbour on a device.

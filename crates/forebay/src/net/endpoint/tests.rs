@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 use forebay_rx::CpuId;
@@ -12,9 +13,9 @@ use rustix::io::Errno;
 
 use super::super::message::DeviceIndex;
 use super::super::neighbours::DeviceNeighbours;
-use super::super::rig::{Recording, device, host_on, own_address};
+use super::super::rig::{Recording, device, engine_of, host, host_on, own_address};
 use super::super::shared::NetDevice;
-use super::super::{Net, NetConfig, UdpSocket};
+use super::super::{Net, NetConfig, TcpListener, TcpStream, UdpSocket};
 
 /// A host with two devices that only this process has, 10.9.0.1/24 and fd00::1/64, 10.9.1.1/24 and fd01::1/64.
 fn two_families() -> Net {
@@ -136,4 +137,22 @@ fn udp_9_join_keeps_unicast_receiver() {
     assert_eq!(unicast(), found(&last));
     drop(last);
     assert_eq!(unicast(), found(&first));
+}
+
+/// An engine that is dropped before it runs has ended, too.
+#[test]
+fn udp_11_dropped_engine_ends_calls() {
+    let state = host(vec![vec![Box::<Recording>::default() as _]], NetConfig::TCP);
+    let net = Net(Arc::clone(&state));
+    let local = SocketAddr::new(own_address(0), 53);
+    let (socket, listener) = (net.bind(local).unwrap(), TcpListener::bind(&net, local).unwrap());
+    // Without the end, the calls would wait for ever.
+    let timeout = Some(Duration::from_millis(1));
+    socket.set_read_timeout(timeout).unwrap();
+    listener.set_accept_timeout(timeout).unwrap();
+    drop(engine_of(&state));
+    assert_eq!(socket.recv(&mut [0]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    let begun = TcpStream::begin_connect(&net, "10.9.0.2:80".parse().unwrap());
+    assert_eq!(begun.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
 }
