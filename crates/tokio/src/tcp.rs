@@ -1,24 +1,26 @@
 //! Streams and listeners, with the calls of `tokio::net::TcpStream` and `tokio::net::TcpListener`.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs as BlockingToSocketAddrs};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use forebay::net::Net;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{ToSocketAddrs, lookup_host};
 
 /// TCP listener of a [`Net`], registered with a tokio runtime.
 #[derive(Debug)]
 pub struct TcpListener(AsyncFd<forebay::net::TcpListener>);
 
 impl TcpListener {
-    /// Listens on an address. Must be called on a runtime whose I/O driver is enabled.
+    /// Listens on an address. Must be called on a runtime whose I/O driver is enabled. A name is looked up on the calling
+    /// thread.
     ///
     /// # Errors
     /// As [`forebay::net::TcpListener::bind`].
-    pub fn bind(net: &Net, local: impl ToSocketAddrs) -> io::Result<Self> {
+    pub fn bind(net: &Net, local: impl BlockingToSocketAddrs) -> io::Result<Self> {
         Self::new(forebay::net::TcpListener::bind(net, local)?)
     }
 
@@ -85,13 +87,13 @@ impl TcpListener {
 pub struct TcpStream(AsyncFd<forebay::net::TcpStream>);
 
 impl TcpStream {
-    /// Opens a connection to the first address that answers.
+    /// Opens a connection to the first address that answers. A name is looked up on a thread for blocking calls.
     ///
     /// # Errors
     /// As [`forebay::net::TcpStream::connect`].
     pub async fn connect(net: &Net, to: impl ToSocketAddrs) -> io::Result<Self> {
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to");
-        for to in to.to_socket_addrs()? {
+        for to in lookup_host(to).await? {
             match Self::connect_to(net, to).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => failed = error,

@@ -1,13 +1,14 @@
 //! Datagrams, with the calls of `tokio::net::UdpSocket`.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs as BlockingToSocketAddrs};
 use std::task::{Context, Poll, ready};
 
 use forebay::net::message::{Received, Transmit};
 use forebay::net::{Datagrams, Net};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, ReadBuf, Ready};
+use tokio::net::{ToSocketAddrs, lookup_host};
 
 /// UDP socket of a [`Net`], registered with a tokio runtime.
 ///
@@ -17,11 +18,11 @@ use tokio::io::{Interest, ReadBuf, Ready};
 pub struct UdpSocket(AsyncFd<forebay::net::UdpSocket>);
 
 impl UdpSocket {
-    /// Binds a socket. Must be called on a runtime whose I/O driver is enabled.
+    /// Binds a socket. Must be called on a runtime whose I/O driver is enabled. A name is looked up on the calling thread.
     ///
     /// # Errors
     /// As [`forebay::net::SocketOptions::bind`].
-    pub fn bind(net: &Net, local: impl ToSocketAddrs) -> io::Result<Self> {
+    pub fn bind(net: &Net, local: impl BlockingToSocketAddrs) -> io::Result<Self> {
         Self::new(net.bind(local)?)
     }
 
@@ -67,13 +68,19 @@ impl UdpSocket {
         self.inner().peer_addr().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Connects to a peer.
+    /// Connects to a peer. A name is looked up on a thread for blocking calls.
     ///
     /// # Errors
     /// As [`forebay::net::UdpSocket::connect`].
-    #[expect(clippy::unused_async, reason = "tokio's is, too: it looks names up")]
     pub async fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
-        self.inner().connect(to)
+        let mut failed = no_address();
+        for to in lookup_host(to).await? {
+            match self.inner().connect(to) {
+                Ok(()) => return Ok(()),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
     }
 
     /// Waits until the socket may be ready for any of the operations in `interest`.
@@ -277,12 +284,12 @@ impl UdpSocket {
 
 /// Sending.
 impl UdpSocket {
-    /// Sends a datagram.
+    /// Sends a datagram. A name is looked up on a thread for blocking calls.
     ///
     /// # Errors
     /// As [`forebay::net::UdpSocket::send_to`].
     pub async fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
-        let to = first(to)?;
+        let to = lookup_host(to).await?.next().ok_or_else(no_address)?;
         self.async_io(Interest::WRITABLE, |socket| socket.send_to(payload, to)).await
     }
 
@@ -348,7 +355,6 @@ impl UdpSocket {
     }
 }
 
-fn first(of: impl ToSocketAddrs) -> io::Result<SocketAddr> {
-    let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to send to");
-    of.to_socket_addrs()?.next().ok_or_else(none)
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "no address to send to")
 }

@@ -19,6 +19,7 @@ use super::datagram::{Datagram, Datagrams, scoped, traffic_class_of, ttl_of};
 use super::message::{DeviceIndex, Received};
 use super::neighbours::WayBack;
 use super::options::Options;
+use super::sending::{is_this_host, no_loopback};
 use super::shared::{BoundEntry, NetState};
 use super::transmit::LastSent;
 use super::wake::Wake;
@@ -30,6 +31,8 @@ pub(super) struct Endpoint {
     pub(super) id: SocketId,
     /// Address that the socket was bound to.
     bound: SocketAddr,
+    /// True if it is for IPv6 alone.
+    is_v6_only: bool,
     peer: Mutex<Option<Peer>>,
     is_connected: AtomicBool,
     pub(super) queue: Arc<SocketQueue>,
@@ -65,11 +68,12 @@ impl Endpoint {
         wake: Arc<Wake>,
         reserved: Option<Hidden<std::net::UdpSocket>>,
     ) -> Self {
-        let BoundEntry { id, local, consumer, home, is_followed } = bound;
+        let BoundEntry { id, local, consumer, home, is_followed, is_v6_only } = bound;
         Self {
             shared,
             id,
             bound: local,
+            is_v6_only,
             peer: Mutex::default(),
             is_connected: AtomicBool::new(false),
             queue: Arc::clone(consumer.queue()),
@@ -97,6 +101,11 @@ impl Endpoint {
         self.bound.is_ipv4()
     }
 
+    /// Refuses an IPv4 address if the socket is for IPv6 alone.
+    pub(super) fn check_v6_only(&self, to: IpAddr) -> io::Result<()> {
+        if self.is_v6_only && to.is_ipv4() { Err(Errno::NETUNREACH.into()) } else { Ok(()) }
+    }
+
     /// The socket's own address: chosen by the route once connected, else the bound one.
     pub(super) fn local(&self) -> SocketAddr {
         let chosen = || self.peer().map(|peer| peer.local);
@@ -122,11 +131,21 @@ impl Endpoint {
             return Err(Errno::AFNOSUPPORT.into());
         }
         let remote = plain(to);
+        self.check_v6_only(remote.ip())?;
         let routes = self.shared.routes();
-        let mut local = self.local();
+        let mut local = self.local_for(remote.ip());
         let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
-        let (device, own) = routes.find_named_between(named, to).ok_or(Errno::NETUNREACH)?;
-        self.check_broadcast(remote, &routes.identity(device))?;
+        let route = self.find_route(&routes, None, named, to)?;
+        let (device, own) = route.ok_or(Errno::NETUNREACH)?;
+        // An IPv4 source has no way to IPv6 (`ip6_dst_lookup_tail`).
+        if plain(local).is_ipv4() && remote.is_ipv6() {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        let identity = routes.identity(device);
+        self.check_broadcast(remote, &identity)?;
+        if is_this_host(remote.ip(), &identity) && !self.has_kernel(device) {
+            return Err(no_loopback(remote.ip()));
+        }
         // As in the kernel, connecting gives the socket an address.
         if plain(local).ip().is_unspecified()
             && let Some(own) = own
@@ -278,3 +297,6 @@ pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     };
     SocketAddr::new(mapped.map_or(address.ip(), IpAddr::V4), address.port())
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,7 +91,7 @@ impl Endpoint {
     }
 
     fn publish(&self, joined: &[Membership]) {
-        self.shared.rebind(self.id, |binding| binding.groups = joined.to_vec());
+        self.shared.set_groups(self.id, joined);
     }
 
     /// Makes the kernel join or leave the group, if it has the device too.

@@ -177,10 +177,19 @@ fn received_bytes(kept_frames: u32, devices: &[Device]) -> u64 {
 #[derive(Clone)]
 pub struct Net(Arc<NetState>);
 
-/// An engine whose packets go to sockets.
+/// An engine whose packets go to sockets. If it is dropped without a run, calls of the sockets return as after one.
 pub struct NetEngine {
     engine: Engine<Stack>,
-    shared: Arc<NetState>,
+    shared: EndOnDrop,
+}
+
+/// State of a [`Net`] whose sockets end when its engine has ended, or is dropped without a run.
+struct EndOnDrop(Arc<NetState>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 impl Net {
@@ -250,7 +259,7 @@ impl Net {
         }
         let this = Self(Arc::clone(&shared));
         this.set_policy(net.policy)?;
-        Ok((this, NetEngine { engine, shared }))
+        Ok((this, NetEngine { engine, shared: EndOnDrop(shared) }))
     }
 
     /// Binds a socket.
@@ -411,7 +420,7 @@ impl NetEngine {
     /// connection.
     #[must_use]
     pub fn control(&self) -> Control {
-        let shared = Arc::downgrade(&self.shared);
+        let shared = Arc::downgrade(&self.shared.0);
         Control::of(&self.engine).with_connections(Arc::new(move |name, hash| {
             shared.upgrade().map_or_else(Vec::new, |shared| shared.connections_of(name, hash))
         }))
@@ -427,7 +436,7 @@ impl NetEngine {
     /// block do, and others by [`Net::wait`]. A thread that works for long delays what no other waits for
     /// by up to 1 ms, such as acknowledgements.
     pub fn enable_busy_poll(&mut self) {
-        self.shared.set_busy_poll(self.engine.busy_poll());
+        self.shared.0.set_busy_poll(self.engine.busy_poll());
     }
 
     /// Runs on the engine's own threads until every source is exhausted. Readers then get the
@@ -449,7 +458,7 @@ impl NetEngine {
     ) -> Result<Outcome<Stack>> {
         let Self { engine, shared } = self;
         let outcome = engine.run_with(application);
-        shared.end();
+        drop(shared);
         outcome.map(|mut outcome| {
             outcome.handlers.iter_mut().for_each(Stack::end);
             outcome.frames_away = outcome.frames_still_away();
@@ -582,7 +591,7 @@ impl fmt::Debug for Net {
 
 impl fmt::Debug for NetEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NetEngine({:?})", self.shared)
+        write!(f, "NetEngine({:?})", self.shared.0)
     }
 }
 

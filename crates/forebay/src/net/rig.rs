@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use etherparse::{PacketBuilderStep, UdpHeader};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
-use forebay_engine::{BusyPoll, Flows};
+use forebay_engine::{BusyPoll, Config, Engine, Flows};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse};
 use forebay_rx::sink::{Sink, SinkCounters, SinkError};
@@ -18,11 +18,13 @@ use forebay_rx::{CpuId, Packet};
 use forebay_stack::network::{Identity, Prefix};
 use forebay_stack::socket::reclaim::SharedPolicy;
 use forebay_stack::tcp::TcpConfig;
+use forebay_sys::cpu_list::CpuList;
 
 use super::neighbours::DeviceNeighbours;
 use super::routes::Gateways;
 use super::shared::{CpuIndex, NetDevice, NetParts, NetState};
 use super::transmit::{Between, Gathered, SentMarks, TransmitQueue};
+use super::{EndOnDrop, NetEngine, stacks};
 
 /// Own address of each device: 10.9.0.1/24, 10.9.1.1/24 and so on.
 pub(super) fn own_address(device: usize) -> IpAddr {
@@ -83,6 +85,15 @@ pub(super) fn host_on(
     let queues = queues.into_iter().map(with_next_hops).collect();
     state.complete(queues, Flows::default(), pool(1));
     state
+}
+
+/// An engine without devices, on the CPUs of a host, whose packets would go to its sockets.
+pub(super) fn engine_of(state: &Arc<NetState>) -> NetEngine {
+    let config = Config { cpus: CpuList::new(state.cpus().to_vec()), ..Config::live() };
+    let caches = state.cpus().iter().map(|_| None).collect();
+    let mut stacks = stacks(state, caches, None).into_iter();
+    let engine = Engine::over(&config, &mut [], |_| stacks.next().unwrap()).unwrap();
+    NetEngine { engine, shared: EndOnDrop(Arc::clone(state)) }
 }
 
 /// Gathers a datagram on a CPU, for the neighbour on a device.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};
 use super::endpoint::{Endpoint, plain};
-use super::message::Transmit;
+use super::message::{DeviceIndex, Transmit};
 use super::routes::{Routes, is_link_local, scope_of};
 use super::shared::CpuIndex;
 use super::transmit::{Between, Gathered, SendForm, SentMarks};
@@ -49,8 +49,14 @@ impl Endpoint {
         let marks = self.marks_of(of, to.ip());
         let identity = routes.identity(device);
         self.check_broadcast(to, &identity)?;
-        // Loopback copies to programs on the kernel's stack can only come from the kernel.
-        let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
+        // What programs on the kernel's stack of this host get can only come from the kernel.
+        let has_kernel = self.has_kernel(device);
+        if is_this_host(to.ip(), &identity) {
+            return match has_kernel {
+                true => self.send_by_kernel(of, device, between, marks),
+                false => Err(no_loopback(to.ip())),
+            };
+        }
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
             SendForm::of(of.payload.len(), marks, between, &identity)?;
@@ -95,6 +101,11 @@ impl Endpoint {
         Ok(of.payload.len())
     }
 
+    /// True if the kernel has the device, and a socket to send by.
+    pub(super) fn has_kernel(&self, device: usize) -> bool {
+        self.reserved.is_some() && self.shared.devices[device].kernels.is_some()
+    }
+
     /// Refuses a broadcast address, unless the socket may send to it.
     pub(super) fn check_broadcast(&self, to: SocketAddr, on: &Identity) -> io::Result<()> {
         match to.ip() {
@@ -109,11 +120,12 @@ impl Endpoint {
 
     /// Rejects arguments that the kernel rejects before its route lookup.
     fn check(&self, of: &Transmit<'_>, to: SocketAddr) -> io::Result<()> {
-        if to.port() == 0 {
-            return Err(Errno::INVAL.into());
-        }
         if self.is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
+        }
+        self.check_v6_only(to.ip())?;
+        if to.port() == 0 {
+            return Err(Errno::INVAL.into());
         }
         // IPv6 accepts a hop limit of 0, IPv4 no TTL of 0 (`ip_cmsg_send`).
         if to.is_ipv4() && of.ttl == Some(0) {
@@ -137,15 +149,7 @@ impl Endpoint {
         let is_bound = !plain(bound).ip().is_unspecified() && !plain(bound).ip().is_multicast();
         let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
         let own = asked.map(|ip| SocketAddr::new(ip, 0)).or(is_bound.then_some(bound));
-        let has_option = to.ip().is_multicast() && scope_of(of.destination).is_none();
-        let by_option = || self.options.multicast_device().filter(|_| has_option);
-        let found = match of.device.or_else(by_option) {
-            Some(device) if device.index() >= self.shared.devices.len() => {
-                return Err(Errno::NODEV.into());
-            }
-            Some(device) => routes.find_by(device.index(), to.ip()),
-            None => routes.find_named_between(own, of.destination),
-        };
+        let found = self.find_route(routes, of.device, own, of.destination)?;
         let Some((device, address)) = found else {
             self.shared.unsent.count_no_route(to.ip());
             return Err(Errno::NETUNREACH.into());
@@ -160,6 +164,28 @@ impl Endpoint {
         }
         let own = own.map(|own| plain(own).ip()).or(address);
         Ok((device, SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port())))
+    }
+
+    /// Finds the device towards a destination, and the source address to use on it: by the device that is given, or that
+    /// the option names for groups without a scope, or else by the route.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is no such device.
+    pub(super) fn find_route(
+        &self,
+        routes: &Routes<'_>,
+        device: Option<DeviceIndex>,
+        own: Option<SocketAddr>,
+        to: SocketAddr,
+    ) -> io::Result<Option<(usize, Option<IpAddr>)>> {
+        let ip = plain(to).ip();
+        let has_option = ip.is_multicast() && scope_of(to).is_none();
+        let by_option = || self.options.multicast_device().filter(|_| has_option);
+        match device.or_else(by_option) {
+            Some(device) if device.index() >= self.shared.devices.len() => Err(Errno::NODEV.into()),
+            Some(device) => Ok(routes.find_by(device.index(), ip)),
+            None => Ok(routes.find_named_between(own, to)),
+        }
     }
 
     fn marks_of(&self, of: &Transmit<'_>, to: IpAddr) -> SentMarks {
@@ -287,6 +313,18 @@ impl Endpoint {
         }
         self.shared.flush_all(by).map_err(io::Error::other)
     }
+}
+
+/// True for an address of this host, on the device that leads to it.
+pub(super) fn is_this_host(to: IpAddr, on: &Identity) -> bool {
+    to.is_unspecified() || to.is_loopback() || on.is_own(to)
+}
+
+/// Error of a destination that no device leads to.
+pub(super) fn no_loopback(to: IpAddr) -> io::Error {
+    let why =
+        format!("{to} is this host itself: Forebay has no loopback, use a socket of the kernel");
+    io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use forebay_stack::socket::queue::{
     SocketQueue, SocketQueueConfig, SocketQueueConsumer, WakeReader, open,
 };
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
-use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
+use forebay_stack::socket::table::{Binding, Bindings, Membership, Reuse, SocketTable};
 use forebay_stack::tcp::TcpConfig;
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
@@ -183,6 +183,8 @@ pub(super) struct BoundEntry {
     /// datagrams delivered on it: recording those reads would pin flows to their present CPU, and
     /// keep them from being spread.
     pub(super) is_followed: bool,
+    /// True for a socket that is for IPv6 alone.
+    pub(super) is_v6_only: bool,
 }
 
 impl NetState {
@@ -253,6 +255,8 @@ impl NetState {
         binding.id = sockets.free_id()?;
         let (id, local) = (binding.id, binding.local);
         let is_followed = binding.reuse != Reuse::ThisCpu;
+        // As in the kernel, an address of IPv6 is for IPv6 alone (`__inet6_bind`).
+        let is_v6_only = local.is_ipv6() && (binding.is_v6_only || !local.ip().is_unspecified());
         let config = SocketQueueConfig { id, rcvbuf, slots: SLOTS };
         let (queue, consumer) = open(config, &self.socket_counters, reader);
         // A socket must be in the directory before the table names it.
@@ -263,7 +267,7 @@ impl NetState {
         sockets.bindings.insert(binding);
         self.publish(&sockets);
         let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).return_handle();
-        Ok(BoundEntry { id, local, consumer, home, is_followed })
+        Ok(BoundEntry { id, local, consumer, home, is_followed, is_v6_only })
     }
 
     /// Changes a socket's binding. The socket counts as the last one bound from now on: among
@@ -277,6 +281,13 @@ impl NetState {
     /// Sets whether a socket reuses its address, which counts when others are bound.
     pub(super) fn set_reuses_address(&self, id: SocketId, is_on: bool) {
         self.sockets().bindings.set_reuses_address(id, is_on);
+    }
+
+    /// Sets the groups that a socket has joined.
+    pub(super) fn set_groups(&self, id: SocketId, groups: &[Membership]) {
+        let mut sockets = self.sockets();
+        sockets.bindings.set_groups(id, groups);
+        self.publish(&sockets);
     }
 
     /// Removes a socket that has no reader any more.

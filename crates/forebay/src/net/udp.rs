@@ -72,8 +72,10 @@ impl UdpSocket {
     /// [`send`](Self::send) sends to it.
     ///
     /// # Errors
-    /// If the address cannot be resolved, or is of another family; `ENETUNREACH` if there is no
-    /// route.
+    /// If the address cannot be resolved, or is of another family (`EAFNOSUPPORT`, as of IPv6 from a socket that an
+    /// IPv4-mapped peer gave its address); `ENETUNREACH` if there is no
+    /// route, and to IPv4 of a socket for [IPv6 alone](super::SocketOptions::v6_only); `Unsupported` to this host itself,
+    /// as for [`send_to`](Self::send_to).
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
         try_each(to, |to| self.0.connect(to))
     }
@@ -96,7 +98,10 @@ impl UdpSocket {
     /// Sends a datagram, never as fragments (`IP_PMTUDISC_DO`).
     ///
     /// # Errors
-    /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route;
+    /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route, and to IPv4 from a socket
+    /// for [IPv6 alone](super::SocketOptions::v6_only);
+    /// `Unsupported` to this host itself by a device that only this process has: there is no loopback. Where the kernel has
+    /// the device, it delivers to its own programs, and sockets of this process get nothing.
     /// `ECONNREFUSED` after an ICMP port unreachable from the connected peer; and if the device is
     /// gone. Waits while no packet memory is free, except if the socket is non-blocking or the
     /// calling thread is an engine CPU's, which may be the one that must collect the memory: then
@@ -171,8 +176,8 @@ impl UdpSocket {
     /// Excess bytes are discarded.
     ///
     /// # Errors
-    /// `WouldBlock`, at once or after the time-out, as configured; `ECONNREFUSED` as for
-    /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all datagrams are
+    /// `WouldBlock`, at once or after the time-out, as configured, and on the thread of a CPU, which must not wait
+    /// ([`recv_batch_on`](Self::recv_batch_on) turns it); `ECONNREFUSED` as for [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all datagrams are
     /// read.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let packet = self.0.wait_for(SocketReader::next)?;
@@ -371,7 +376,8 @@ impl UdpSocket {
         self.0.leave(group, Some(device))
     }
 
-    /// Sets the device that datagrams to groups leave by; `None`: the route's (`IP_MULTICAST_IF`).
+    /// Sets the device that datagrams to groups leave by, and that [`connect`](Self::connect) to a group takes the local
+    /// address from; `None`: the route's (`IP_MULTICAST_IF`).
     pub fn set_multicast_device(&self, device: Option<DeviceIndex>) {
         self.0.options.set_multicast_device(device);
     }

@@ -12,6 +12,7 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
 use forebay_sys::tcp_reserve::Reservation;
 use forebay_sys::udp_reserve::{self, ReserveOptions};
+use rustix::io::Errno;
 
 use super::endpoint::{self, Endpoint};
 use super::tcp::ListenOptions;
@@ -84,7 +85,7 @@ impl SocketOptions {
         self
     }
 
-    /// Sets whether an IPv6 socket ignores IPv4 (`IPV6_V6ONLY`).
+    /// Sets whether an IPv6 socket is for IPv6 alone (`IPV6_V6ONLY`), as one that is bound to an IPv6 address is in any case.
     pub fn v6_only(mut self, is_v6_only: bool) -> Self {
         self.is_v6_only = is_v6_only;
         self
@@ -107,8 +108,8 @@ impl SocketOptions {
     ///
     /// # Errors
     /// Of the last address: `EADDRINUSE` if another socket of this process, or of a program on the kernel's stack, has
-    /// the address; `EADDRNOTAVAIL` if the address is not one of this host's; or if no file
-    /// descriptors are left.
+    /// the address; `EADDRNOTAVAIL` if the address is not one of this host's; `EINVAL` of an IPv4-mapped one for
+    /// [IPv6 alone](Self::v6_only); or if no file descriptors are left.
     pub fn bind(self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         try_each(local, |local| self.bind_to(local))
     }
@@ -147,6 +148,9 @@ impl SocketOptions {
     ) -> io::Result<UdpSocket> {
         let &Self { ref net, reuse, reuses_address, cpu, ref select, is_v6_only, .. } = self;
         let (shared, select) = (Arc::clone(&net.0), select.clone());
+        if is_v6_only && local.is_ipv6() && endpoint::plain(local).is_ipv4() {
+            return Err(Errno::INVAL.into());
+        }
         if let Some(reserved) = reserved {
             local.set_port(reserved.local_addr()?.port());
         }
@@ -242,7 +246,6 @@ pub(super) fn try_each<T>(
 #[cfg(test)]
 mod tests {
     use forebay_sys::interface::InterfaceIndex;
-    use rustix::io::Errno;
 
     use super::super::neighbours::DeviceNeighbours;
     use super::super::rig::{Recording, device, host_on, own_address};

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 impl Endpoint {
-    /// Calls `attempt` until it finds something, at most for the socket's read time-out.
+    /// Calls `attempt` until it finds something, at most for the socket's read time-out, and once on the thread of a CPU.
     pub(super) fn wait_for<T>(
         &self,
         mut attempt: impl FnMut(&mut SocketReader) -> Option<T>,
@@ -36,7 +36,8 @@ impl Endpoint {
                 }
                 return Ok(found);
             }
-            let may_wait = !self.options.is_nonblocking.load(Ordering::Relaxed);
+            // A CPU's own thread must not sleep: only its turns bring what it waits for.
+            let may_wait = !self.options.is_nonblocking.load(Ordering::Relaxed) && !is_cpu();
             has_waited = may_wait;
             if may_wait {
                 deadline.check()?;
@@ -324,7 +325,7 @@ mod tests {
     use forebay_stack::socket::table::Binding;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    use super::super::rig::{PacketsForOthers, Recording, host, own_address};
+    use super::super::rig::{PacketsForOthers, Recording, engine_of, host, own_address};
     use super::super::{Net, NetConfig};
     use super::*;
 
@@ -380,6 +381,23 @@ mod tests {
         catch_unwind(AssertUnwindSafe(|| net.wait(|| 0, || panic!("as the test asks"))))
             .unwrap_err();
         assert_eq!(engine.ended.load(Ordering::Relaxed), 1);
+    }
+
+    /// Only the turns of this very thread would bring what it waits for.
+    #[test]
+    fn udp_11_cpu_never_sleeps_in_read() {
+        let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+        let engine = Arc::new(Moderated::default());
+        state.set_busy_poll(Arc::clone(&engine) as _);
+        let socket = Net(Arc::clone(&state)).bind(SocketAddr::new(own_address(0), 53)).unwrap();
+        // Ends the wait that should not begin.
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let read = move |_: &mut _| {
+            assert_eq!(socket.recv(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        };
+        let outcome = engine_of(&state).run_with(read).unwrap();
+        assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
+        assert_eq!(engine.turns.load(Ordering::Relaxed), 0, "no wait has begun");
     }
 
     /// A call returns though other sockets get packets without a gap.

@@ -250,7 +250,7 @@ impl Udp {
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
-        self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))?;
+        self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| self.errno(&error))?;
         self.part.claim(self.local(), to, self.is_used.load(Ordering::Relaxed));
         Ok(())
     }
@@ -277,6 +277,9 @@ impl Udp {
     }
 
     fn errno(&self, error: &std::io::Error) -> Errno {
+        if error.kind() == std::io::ErrorKind::Unsupported && error.raw_os_error().is_none() {
+            return Errno::NETUNREACH; // this host itself, by a device that the kernel does not have
+        }
         match unconnected_errno(error) {
             Errno::CONNREFUSED => self.path_error.take(),
             error => error,

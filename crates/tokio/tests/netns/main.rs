@@ -21,7 +21,7 @@ use forebay::net::{Net, NetConfig, NetEngine, Stack};
 use forebay::{Config, Device, DeviceConfig, Outcome, Stopper, Via};
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
 use forebay_testkit::namespaces::{missing, trial_inside};
-use forebay_tokio::{Interest, UdpSocket};
+use forebay_tokio::{Interest, TcpStream, UdpSocket};
 use libtest_mimic::Arguments;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use tokio::runtime::{Builder, Runtime};
@@ -36,6 +36,7 @@ fn main() {
         ("udp_11_tasks_echo_over_af_xdp", (|| echo(Via::AfXdp)) as fn()),
         ("udp_11_tasks_echo_over_af_packet", || echo(Via::AfPacket)),
         ("udp_11_cancelled_calls_lose_nothing", cancelled),
+        ("udp_11_names_block_no_task", names),
         ("udp_11_calls_answer_as_tokios", calls),
         ("udp_8_senders_wait_for_memory", senders_wait),
         ("udp_11_end_reaches_waiting_tasks", ended),
@@ -189,6 +190,36 @@ fn cancelled() {
     hosts.end();
 }
 
+/// While names wait for the only thread that looks them up, tasks go on.
+fn names() {
+    let hosts = Hosts::new(Via::AfPacket);
+    let mut builder = Builder::new_current_thread();
+    let runtime = hosts.near.run(|| builder.enable_all().max_blocking_threads(1).build().unwrap());
+    let socket = hosts.socket(&runtime);
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let (in_near, calls) = (&hosts.near, async {
+        let blocking = tokio::task::spawn_blocking(move || held.recv().unwrap_err());
+        let name = format!("localhost:{PORT}");
+        let mut sends = std::pin::pin!(socket.send_to(b"name", name.as_str()));
+        let mut connects = std::pin::pin!(socket.connect(name.as_str()));
+        let mut opens = std::pin::pin!(TcpStream::connect(&hosts.net, name.as_str()));
+        let first_poll = std::future::poll_fn(|cx| {
+            let sends = sends.as_mut().poll(cx).is_pending();
+            let connects = connects.as_mut().poll(cx).is_pending();
+            Poll::Ready([sends, connects, opens.as_mut().poll(cx).is_pending()])
+        });
+        assert_eq!(first_poll.await, [true; 3], "looked up by the task itself");
+        drop(release);
+        blocking.await.unwrap();
+        // A connection to this host itself is refused, once its address is known.
+        assert_eq!(opens.await.unwrap_err().kind(), ErrorKind::Unsupported);
+        let _ = (sends.await, connects.await); // as the names have IPv4 addresses or not
+    });
+    in_near.run(|| runtime.block_on(calls));
+    drop((socket, runtime));
+    hosts.end();
+}
+
 /// Calls have the same results as tokio's.
 fn calls() {
     let hosts = Hosts::new(Via::AfPacket);
@@ -298,4 +329,5 @@ fn futures_are_send(socket: &UdpSocket) {
     fn judge(_: impl Future + Send) {}
     judge(socket.recv_from(&mut []));
     judge(socket.send_to(&[], SocketAddr::from(([0; 4], 0))));
+    judge(socket.connect("name:53"));
 }

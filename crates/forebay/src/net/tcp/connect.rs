@@ -11,8 +11,9 @@ use forebay_sys::tcp_reserve::Reservation;
 use rustix::io::Errno;
 
 use super::super::endpoint::plain;
+use super::super::sending::no_loopback;
 use super::super::shared::NetState;
-use super::shards::ShardSocket;
+use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::StreamWatch;
 
@@ -29,7 +30,11 @@ pub(super) fn begin(
     let (device, source) = shared.routes().find_named(to).ok_or(Errno::NETUNREACH)?;
     let kernels_source = shared.routes().kernels_source(device, theirs.ip());
     let source = kernels_source.or(source).ok_or(Errno::NETUNREACH)?;
-    let mtu_bytes = shared.routes().identity(device).mtu;
+    let identity = shared.routes().identity(device);
+    if matches!(theirs.ip(), IpAddr::V4(to) if identity.is_broadcast(to)) {
+        return Err(Errno::NETUNREACH.into());
+    }
+    let mtu_bytes = identity.mtu;
     let kernels = shared.devices[device].kernels;
     if kernels.is_some() && !is_link_local(theirs.ip()) && !neighbour::has_route(theirs.ip())? {
         return Err(Errno::NETUNREACH.into());
@@ -39,10 +44,7 @@ pub(super) fn begin(
     let mut candidates = iter::from_fn(|| match kernels {
         None => Some(Ok((ports.next()?, None))),
         // The kernel chooses a port that none of its sockets has.
-        Some(_) => Some(
-            Reservation::of_connection(any_port)
-                .and_then(|reserved| Ok((reserved.port()?, Some(Arc::new(reserved))))),
-        ),
+        Some(_) => Some(reserve(any_port)),
     })
     .take(LOCAL_PORTS.len());
     loop {
@@ -67,15 +69,22 @@ pub(super) fn begin(
     }
 }
 
+/// Reserves a port of the kernel's choice. Without a free one the error is that of `connect`, not that of `bind`.
+fn reserve(any_port: SocketAddr) -> io::Result<(u16, Option<Reserved>)> {
+    let reserved = Reservation::of_connection(any_port).map_err(|error| {
+        let has_none = Errno::from_io_error(&error) == Some(Errno::ADDRINUSE);
+        if has_none { Errno::ADDRNOTAVAIL.into() } else { error }
+    })?;
+    Ok((reserved.port()?, Some(Arc::new(reserved))))
+}
+
 /// Refuses destinations that no device leads to: there is no loopback.
 fn check_destination(shared: &NetState, to: IpAddr) -> io::Result<()> {
     if to.is_multicast() {
         return Err(Errno::NETUNREACH.into());
     }
     if to.is_unspecified() || to.is_loopback() || shared.routes().is_this_end(to) {
-        let why =
-            format!("{to} is this host itself: Forebay has no loopback, connect by the kernel");
-        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        return Err(no_loopback(to));
     }
     Ok(())
 }
@@ -107,5 +116,25 @@ fn open(
             tcp.close(socket, out)?;
             Err(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::rig::{Recording, host};
+    use super::super::super::{Net, NetConfig};
+    use super::*;
+
+    /// Nobody answers a broadcast, whose SYNs would go to all for two minutes.
+    #[test]
+    fn tcp_17_broadcast_address_is_refused() {
+        let recording = Recording::default();
+        let sent = Arc::clone(&recording.lens);
+        let net = Net(host(vec![vec![Box::new(recording) as _]], NetConfig::TCP));
+        for to in ["10.9.0.255:80", "255.255.255.255:80", "[::ffff:10.9.0.255]:80"] {
+            let error = TcpStream::begin_connect(&net, to.parse().unwrap()).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::NETUNREACH), "{to}");
+        }
+        assert_eq!(sent.lock().unwrap().len(), 0);
     }
 }

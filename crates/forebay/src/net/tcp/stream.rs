@@ -65,8 +65,10 @@ impl TcpStream {
     /// the port from its own programs.
     ///
     /// # Errors
-    /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route,
-    /// `Unsupported` to this host itself, `EADDRNOTAVAIL` without a free port; `WouldBlock` on the thread of a CPU, which must not wait;
+    /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route and to a group or a
+    /// broadcast address, `Unsupported` to this host itself, `EADDRNOTAVAIL` without a free port (on an interface that the
+    /// kernel has, too, each connection has one of its ports for itself, whoever the peer is), `EMFILE` or `ENFILE` without a
+    /// descriptor for the socket that keeps it; `WouldBlock` on the thread of a CPU, which must not wait;
     /// `BrokenPipe` once the run has ended.
     pub fn connect(net: &Net, to: impl ToSocketAddrs) -> io::Result<Self> {
         try_each(to, |to| {

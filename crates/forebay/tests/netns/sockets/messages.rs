@@ -29,6 +29,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("udp_7_headers_are_read_from_kernel", reads_kernel),
     ("udp_7_send_errors_are_the_kernels", errors_agree),
     ("udp_7_control_data_survives_unknown_neighbour", by_kernel),
+    ("udp_7_kernel_serves_this_host", this_host),
     ("udp_10_kernel_reassembles_our_fragments", fragments),
     ("udp_15_gso_is_sent_whole_or_not", all_or_none),
 ];
@@ -286,6 +287,18 @@ fn reads_kernel() {
     });
 }
 
+/// A socket of the kernel's, for IPv6 alone if it is of IPv6.
+fn kernel_v6_only(local: SocketAddr) -> KernelSocket {
+    use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
+    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let made = socket(family, SocketType::DGRAM, None).unwrap();
+    if local.is_ipv6() {
+        sockopt::set_ipv6_v6only(&made, true).unwrap();
+    }
+    bind(&made, &local).unwrap();
+    made.into()
+}
+
 /// The kernel's socket does what ours is asked for; both say the same of it.
 fn errors_agree() {
     use rustix::net::sockopt::{
@@ -295,7 +308,8 @@ fn errors_agree() {
     let (net, engine) = hosts.over(Via::AfPacket);
     for (any, sources, to) in FAMILIES {
         let ours = hosts.near.run(|| net.socket().v6_only(true).bind((any, PORT)).unwrap());
-        let kernels = hosts.near.run(|| KernelSocket::bind((any, PORT + 1)).unwrap());
+        let kernels =
+            hosts.near.run(|| kernel_v6_only(SocketAddr::new(any.parse().unwrap(), PORT + 1)));
         match any {
             "::" => set_ipv6_mtu_discover(&kernels, Ipv6PathMtuDiscovery::DO).unwrap(),
             _ => set_ip_mtu_discover(&kernels, Ipv4PathMtuDiscovery::DO).unwrap(),
@@ -331,12 +345,7 @@ fn errors_agree() {
         for (what, message) in cases {
             let said = ours.send_msg(&message).map_err(|error| error.raw_os_error());
             let kernel = hosts.near.run(|| kernel_try(&kernels, &message));
-            // An IPv4 address on an IPv6 socket is for the kernel to map; ours goes by it as it is.
-            let is_mapped = what == "no route" && to.is_ipv6();
-            assert!(
-                said == kernel || is_mapped,
-                "{any} {what}: ours {said:?}, the kernel {kernel:?}"
-            );
+            assert!(said == kernel, "{any} {what}: ours {said:?}, the kernel {kernel:?}");
         }
     }
     drop(engine);
@@ -433,6 +442,30 @@ fn by_kernel() {
     }
     drop(ours);
     running.end();
+}
+
+/// The kernel has the loopback that is missing here: its programs on this host hear what is sent to its addresses.
+fn this_host() {
+    each_via(|via| {
+        let hosts = TwoCables::new();
+        let (net, engine) = hosts.over(via);
+        let ours = hosts.bind(&net, "::");
+        let running = hosts.near.run(|| Running::begin(engine));
+        for (any, own) in [
+            ("0.0.0.0", ["10.0.0.1", "10.1.0.1", "127.0.0.1", "0.0.0.0"]),
+            ("::", ["fd00::1", "fd01::1", "::1", "::"]),
+        ] {
+            let heard = hosts.near.run(|| KernelSocket::bind((any, PORT + 1)).unwrap());
+            heard.set_read_timeout(Some(TIMEOUT)).unwrap();
+            for to in own.map(|own| SocketAddr::new(own.parse().unwrap(), PORT + 1)) {
+                assert_eq!(hosts.near.run(|| ours.send_to(b"here", to)).unwrap(), 4, "{to}");
+                assert_eq!(heard.recv(&mut [0; 10]).unwrap(), 4, "{to}");
+            }
+        }
+        drop(ours);
+        let mut outcome = running.end();
+        assert_eq!(net.frames_away(&mut outcome), 0);
+    });
 }
 
 /// Datagrams above the MTU, up to the largest that there is, and back: those that the kernel cuts.

@@ -18,6 +18,7 @@ use crate::tcp::streams::{echo, exchange};
 pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_each_address_is_tried", each_address),
     ("tcp_17_own_address_is_refused", own_address),
+    ("tcp_17_exhausted_ports_say_so", exhausted),
     ("tcp_17_scope_chooses_the_link", scopes),
 ];
 
@@ -55,6 +56,27 @@ fn own_address() {
     assert_eq!(error.kind(), ErrorKind::NetworkUnreachable);
     drop((net, listener));
     running.end();
+}
+
+/// The kernel has a port for each connection, whoever the peer is.
+fn exhausted() {
+    const PORTS: usize = 4;
+    let hosts = Hosts::new();
+    let range = "/proc/sys/net/ipv4/ip_local_port_range";
+    hosts.near.run(|| std::fs::write(range, "40000 40003").unwrap());
+    let (net, engine) = hosts.taking(Via::AfPacket, "tcp:40000-40003");
+    let mut streams = Vec::new();
+    hosts.near.run(|| {
+        let mut begin = |last: usize| {
+            let to = SocketAddr::from(([10, 9, 0, u8::try_from(last + 2).unwrap()], 80));
+            TcpStream::begin_connect(&net, to).map(|stream| streams.push(stream))
+        };
+        (0..PORTS).for_each(|last| begin(last).unwrap());
+        let error = begin(PORTS).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{error}");
+        assert_eq!(error.raw_os_error(), Some(nix::libc::EADDRNOTAVAIL));
+    });
+    drop((streams, net, engine));
 }
 
 /// Two links, at both of which the peer has the same link-local address.

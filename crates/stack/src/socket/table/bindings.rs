@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_rx::cpu::CpuId;
 
 use super::{
-    Binding, ConnectedSocket, Few, GroupMember, Members, ReuseportGroup, SocketTable,
+    Binding, ConnectedSocket, Few, GroupMember, Members, Membership, ReuseportGroup, SocketTable,
     UnconnectedSockets, unspecified,
 };
 use crate::socket::SocketId;
@@ -128,15 +128,30 @@ impl Bindings {
 
     /// Sets whether a socket [reuses](Binding::reuses_address) its address. It stays at its place among the others.
     pub fn set_reuses_address(&mut self, id: SocketId, is_on: bool) {
+        self.amend(id, |binding| binding.reuses_address = is_on);
+    }
+
+    /// Sets the [groups](Binding::groups) that a socket has joined. It stays at its place among the others.
+    pub fn set_groups(&mut self, id: SocketId, groups: &[Membership]) {
+        self.amend(id, |binding| binding.groups = groups.to_vec());
+    }
+
+    /// Changes options of a socket that decide neither its addresses nor its place among the others.
+    fn amend(&mut self, id: SocketId, change: impl FnOnce(&mut Binding)) {
         let place = self.placed.get_mut(id.index()).and_then(Option::as_mut);
         let Some(placed) = place.filter(|placed| placed.binding.id == id) else { return };
-        let binding = Binding { reuses_address: is_on, ..placed.binding.clone() };
+        let mut binding = placed.binding.clone();
+        change(&mut binding);
         *placed = Arc::new(Placed { binding, ..**placed });
         for address in placed.binding.addresses() {
             if let Some(spot) = self.spots.get_mut(&(placed.binding.local.port(), address)) {
                 spot.replace(placed);
             }
         }
+        let port = placed.binding.local.port().into();
+        let of_port = self.table.all.get(port).cloned().unwrap_or_default();
+        let of_port = of_port.with(id.slot(), Some(Arc::clone(placed)));
+        self.table.all = self.table.all.with(port, Some(of_port));
     }
 
     /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As in the kernel,

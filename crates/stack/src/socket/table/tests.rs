@@ -25,10 +25,9 @@ fn binding() -> impl Strategy<Value = Binding> {
     let remote = proptest::option::weighted(0.3, peer());
     let reuse = prop_oneof![Just(Reuse::None), Just(Reuse::Hash), Just(Reuse::ThisCpu)];
     let cpu = proptest::option::of((0u16..3).prop_map(CpuId));
-    let group = proptest::option::of(Just("224.1.1.1".parse::<IpAddr>().unwrap()));
     let flags = any::<[bool; 3]>();
-    (local(&ADDRESSES), remote, reuse, cpu, group, flags).prop_map(
-        |(local, remote, reuse, cpu, group, [is_v6_only, reuses_address, is_multicast_all])| {
+    (local(&ADDRESSES), remote, reuse, cpu, groups(), flags).prop_map(
+        |(local, remote, reuse, cpu, groups, [is_v6_only, reuses_address, is_multicast_all])| {
             let remote = remote.filter(|remote| {
                 let local = local.ip().to_canonical();
                 local.is_unspecified() || local.is_ipv4() == remote.ip().to_canonical().is_ipv4()
@@ -39,7 +38,7 @@ fn binding() -> impl Strategy<Value = Binding> {
                 reuse,
                 reuses_address,
                 cpu,
-                groups: group.map(|group| Membership { group, device: 0 }).into_iter().collect(),
+                groups,
                 is_multicast_all,
                 ..Binding::new(SocketId(0), local)
             }
@@ -47,14 +46,23 @@ fn binding() -> impl Strategy<Value = Binding> {
     )
 }
 
+/// Groups joined: one, or none.
+fn groups() -> impl Strategy<Value = Vec<Membership>> {
+    let group = "224.1.1.1".parse().unwrap();
+    proptest::option::of(Just(Membership { group, device: 0 }))
+        .prop_map(|joined| joined.into_iter().collect())
+}
+
 /// A change of the bound sockets.
 #[derive(Clone, Debug)]
 enum Change {
     Bind(Binding),
     Close(proptest::sample::Index),
-    /// Another binding for a socket, as when it is connected or joins a group.
+    /// Another binding for a socket, as when it is connected.
     Rebind(proptest::sample::Index, Binding),
     Reuse(proptest::sample::Index, bool),
+    /// Joining and leaving of groups.
+    Groups(proptest::sample::Index, Vec<Membership>),
 }
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
@@ -65,6 +73,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
             .prop_map(|(which, binding)| Change::Rebind(which, binding)),
         1 => any::<(proptest::sample::Index, bool)>()
             .prop_map(|(which, is_on)| Change::Reuse(which, is_on)),
+        1 => (any::<proptest::sample::Index>(), groups())
+            .prop_map(|(which, groups)| Change::Groups(which, groups)),
     ];
     proptest::collection::vec(change, 0..20)
 }
@@ -104,7 +114,13 @@ fn changed(changes: Vec<Change>, seed: u64) -> (Bindings, Vec<Binding>) {
                 changed.reuses_address = is_on;
                 bindings.set_reuses_address(changed.id, is_on);
             }
-            Change::Close(_) | Change::Rebind(..) | Change::Reuse(..) => {}
+            Change::Groups(which, groups) if !expected.is_empty() => {
+                let at = which.index(expected.len());
+                let changed = &mut expected[at];
+                bindings.set_groups(changed.id, &groups);
+                changed.groups = groups;
+            }
+            Change::Close(_) | Change::Rebind(..) | Change::Reuse(..) | Change::Groups(..) => {}
         }
     }
     (bindings, expected)
