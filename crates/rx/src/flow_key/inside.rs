@@ -393,11 +393,23 @@ fn ends_at(rest: Rest<'_>, len: usize) -> bool {
     trailing(rest.len()) || rest.len().checked_sub(ETHERNET_TRAILER_BYTES).is_some_and(trailing)
 }
 
-/// True if the rest begins with a PPPoE header of session data that ends where the rest does.
-fn is_pppoe(rest: Rest<'_>) -> bool {
-    let Some(&[version, code, _, _, high, low]) = rest.bytes.first_chunk() else { return false };
-    let end = PPPOE_BYTES + usize::from(u16::from_be_bytes([high, low]));
-    [version, code] == PPPOE_SESSION && ends_at(rest, end)
+/// True if the rest begins with a PPPoE header of session data that ends where the rest does, with an IP packet in it,
+/// perhaps behind labels in at most this many stacks.
+fn is_pppoe(rest: Rest<'_>, stacks: usize) -> bool {
+    let Some((&[version, code, _, _, high, low], behind)) = rest.split::<PPPOE_BYTES>() else {
+        return false;
+    };
+    let len = usize::from(u16::from_be_bytes([high, low]));
+    let is_session = [version, code] == PPPOE_SESSION && ends_at(rest, PPPOE_BYTES + len);
+    is_session
+        && match ppp(behind.first(len), KeyDepth::Inner) {
+            Some((NextHeader::Ip(Network::Ipv4), packet)) => is_ipv4(packet),
+            Some((NextHeader::Ip(Network::Ipv6), packet)) => is_ipv6(packet),
+            Some((NextHeader::Mpls, labels)) => {
+                stacks > 0 && behind_labels(labels, stacks - 1).is_some()
+            }
+            _ => false,
+        }
 }
 
 /// True if the rest is an Ethernet frame with an IP packet, perhaps behind PPPoE, or behind labels
@@ -408,7 +420,7 @@ fn holds_ethernet(rest: Rest<'_>, stacks: usize) -> bool {
     match link.ethertype {
         Some(ETHERTYPE_IPV4) => is_ipv4(behind),
         Some(ETHERTYPE_IPV6) => is_ipv6(behind),
-        Some(ETHERTYPE_PPPOE_SESSION) => is_pppoe(behind),
+        Some(ETHERTYPE_PPPOE_SESSION) => is_pppoe(behind, stacks),
         Some(ETHERTYPE_MPLS | ETHERTYPE_MPLS_MULTICAST) => {
             stacks > 0 && behind_labels(behind, stacks - 1).is_some()
         }

@@ -73,7 +73,8 @@ impl<'a> Level<'a> {
             return None;
         }
         let mut walk = ExtensionWalk { kind: HOP_BY_HOP, at: start };
-        let [_, _, options @ ..] = walk.take(self.rest.bytes)? else { return None };
+        let seen = self.rest.seen(WALKED_BYTES_MAX);
+        let [_, _, options @ ..] = walk.take(seen.bytes)? else { return None };
         let mut options = options;
         loop {
             options = match options {

@@ -101,7 +101,7 @@ pub(crate) fn csum_offset(transport: Transport) -> Option<u16> {
 }
 
 /// True if the checksum field of TCP or UDP holds the pseudo header's sum and nothing else. False
-/// for a packet with an IPv6 routing header, whose sender summed another address.
+/// for a packet with segments left in an IPv6 routing header, whose sender summed another address.
 pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
     let Headers { transport_offset, payload_offset, payload_len, protocol, .. } = *headers;
     let Some(csum_offset) = csum_offset(headers.transport) else { return false };

@@ -9,7 +9,7 @@ use super::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr,
 };
 use crate::coalesce::candidate::are_shared;
-use crate::coalesce::header::HeaderBytes;
+use crate::coalesce::header::{HeaderBytes, pseudo_sum};
 use crate::coalesce::wire::IPV6_BYTES;
 use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
@@ -26,6 +26,9 @@ const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
 
 /// Offset of the checksum in SCTP (RFC 9260): a CRC of four bytes, not the Internet checksum.
 const SCTP_CSUM_OFFSET: u16 = 8;
+
+/// Length of a UDP header (RFC 768).
+const UDP_BYTES: usize = 8;
 
 /// Maximum number of segments of a packet: the longest packet by the kernel's smallest `gso_size`
 /// (`TCP_MIN_GSO_SIZE`).
@@ -177,8 +180,8 @@ impl VirtioNetHdr {
         let is_place = (self.csum_start, self.csum_offset)
             == (headers.transport_offset, csum_offset(headers.transport).unwrap_or(0));
         // TCP is accepted without, as in the kernel: each segment was verified before it was
-        // merged. So was each datagram of a list that the kernel merged, and it says so.
-        let may_be_complete = headers.transport == Tcp || self.flags & DATA_VALID != 0;
+        // merged. So was each datagram of a list.
+        let may_be_complete = headers.transport == Tcp || is_list(packet, &headers, self.gso_size);
         // The value of the field is ignored, as in the kernel: not every sender writes the pseudo
         // header's sum, and the field is set anew in any case.
         if is_partial && !is_place || !is_partial && !may_be_complete {
@@ -193,6 +196,8 @@ impl VirtioNetHdr {
     fn tells_of_inner(self, headers: &Headers) -> bool {
         let outer_end = match (headers.network, headers.transport) {
             (_, Tcp | Icmp | Tunnel) => return false,
+            // Datagrams in one would be another datagram.
+            (Network::Other, _) if self.gso_type == GSO_UDP_L4 => return false,
             (Network::Other, _) => u16::from(headers.network_offset),
             (_, Udp) => headers.payload_offset,
             (_, Other) => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
@@ -216,6 +221,32 @@ fn look(packet: &mut Packet) -> Result<Headers, InvalidVnetHeader> {
         // No packet to be segmented has headers so long.
         (_, Reach::Beyond) => Err(InvalidVnetHeader::Headers),
     }
+}
+
+/// True if the packet is a list of datagrams that the kernel has merged (`NETIF_F_GRO_FRAGLIST`): the checksum is still
+/// that of the first one. A tunnel has one of the whole packet, or none.
+fn is_list(packet: &Packet, headers: &Headers, gso_size: u16) -> bool {
+    let transport = usize::from(headers.transport_offset);
+    let header = packet.frame.data().get(transport..).and_then(<[u8]>::first_chunk);
+    let Some(&[source_high, source_low, port_high, port_low, _, _, high, low]) = header else {
+        return false;
+    };
+    let mut skipped_bytes = usize::from(headers.payload_offset);
+    let mut left_bytes = usize::from(gso_size.min(headers.payload_len));
+    let payload = packet.fragments().map(|piece| {
+        let (skipped, piece) = piece.split_at(skipped_bytes.min(piece.len()));
+        let piece = &piece[..left_bytes.min(piece.len())];
+        skipped_bytes -= skipped.len();
+        left_bytes -= piece.len();
+        piece
+    });
+    let len = gso_size.min(headers.payload_len);
+    let sum = pseudo_sum(packet.frame.data(), headers, len.into())
+        .plus(Sum::of_pieces(payload))
+        .plus(Sum::of(&[source_high, source_low, port_high, port_low]))
+        .plus_len(UDP_BYTES + usize::from(len))
+        .plus_word(u16::from_be_bytes([high, low]));
+    headers.transport == Udp && [high, low] != [0; 2] && judge(sum) == Checksum::Good
 }
 
 /// Treatment of a packet.
