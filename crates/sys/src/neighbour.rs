@@ -1,6 +1,7 @@
 //! The kernel's addresses, routes and neighbours. Our packets on an interface take the routes of
 //! the kernel's packets there.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
@@ -21,7 +22,10 @@ use super::netlink::{self, NetlinkSocket};
 pub struct InterfaceAddresses {
     /// Addresses that may be used, deprecated ones last (RFC 6724, section 5, rule 3).
     pub usable: Vec<(IpAddr, u8)>,
-    /// True if the kernel is still finding out whether another host has an address (RFC 4862, section 5.4).
+    /// Addresses of other interfaces, at which this host receives packets by this one, too: not loopback ones, and no
+    /// link-local ones of IPv6.
+    pub elsewhere: BTreeSet<IpAddr>,
+    /// True if the kernel is still finding out whether another host has one of all these (RFC 4862, section 5.4).
     pub has_tentative: bool,
 }
 
@@ -35,21 +39,24 @@ impl InterfaceAddresses {
         let answers = netlink::dump(&request)?;
         let (mut all, mut deprecated) = (Self::default(), Vec::new());
         for answer in answers {
-            let RouteNetlinkMessage::NewAddress(message) = answer else { continue };
-            let Some(address) =
-                address_in(&message).filter(|_| message.header.index == interface.0)
+            let RouteNetlinkMessage::NewAddress(AddressMessage { header, attributes, .. }) = answer
             else {
                 continue;
             };
-            let flags = message.header.flags;
-            if flags.contains(AddressHeaderFlags::Dadfailed) {
+            let Some(address) = address_in(&attributes) else { continue };
+            let (flags, is_own) = (header.flags, header.index == interface.0);
+            let is_skipped = flags.contains(AddressHeaderFlags::Dadfailed)
+                || !is_own && (address.is_loopback() || is_of_link(address));
+            if is_skipped {
                 continue;
             } else if is_tentative(flags) {
                 all.has_tentative = true;
+            } else if !is_own {
+                all.elsewhere.insert(address);
             } else if flags.contains(AddressHeaderFlags::Deprecated) {
-                deprecated.push((address, message.header.prefix_len));
+                deprecated.push((address, header.prefix_len));
             } else {
-                all.usable.push((address, message.header.prefix_len));
+                all.usable.push((address, header.prefix_len));
             }
         }
         all.usable.append(&mut deprecated);
@@ -62,14 +69,18 @@ fn is_tentative(flags: AddressHeaderFlags) -> bool {
     flags.contains(AddressHeaderFlags::Tentative) && !flags.contains(AddressHeaderFlags::Optimistic)
 }
 
+fn is_of_link(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
 /// The interface's own address in a message: on a point-to-point link `IFA_ADDRESS` is the peer's, `IFA_LOCAL` the
 /// own one.
-fn address_in(message: &AddressMessage) -> Option<IpAddr> {
-    let own = message.attributes.iter().find_map(|attribute| match attribute {
+fn address_in(attributes: &[AddressAttribute]) -> Option<IpAddr> {
+    let own = attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(own) => Some(*own),
         _ => None,
     });
-    let either = message.attributes.iter().find_map(|attribute| match attribute {
+    let either = attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Address(address) => Some(*address),
         _ => None,
     });
@@ -116,35 +127,6 @@ impl EntryState {
             _ => None,
         }
     }
-}
-
-/// Addresses of all other interfaces at which this host receives packets by an interface (`RTN_LOCAL`): not loopback
-/// ones, and no link-local ones of IPv6.
-///
-/// # Errors
-/// If the netlink request fails.
-pub fn addresses_elsewhere(than: InterfaceIndex) -> io::Result<Vec<IpAddr>> {
-    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let received = |answer| match answer {
-        RouteNetlinkMessage::NewAddress(message) if message.header.index != than.0 => {
-            received_everywhere(&message)
-        }
-        _ => None,
-    };
-    Ok(netlink::dump(&request)?.into_iter().filter_map(received).collect())
-}
-
-/// Address of an interface, if this host receives packets to it by others, too.
-fn received_everywhere(message: &AddressMessage) -> Option<IpAddr> {
-    let flags = message.header.flags;
-    if is_tentative(flags) || flags.contains(AddressHeaderFlags::Dadfailed) {
-        return None;
-    }
-    let is_of_link = |address: &IpAddr| match address {
-        IpAddr::V4(_) => false,
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    address_in(message).filter(|address| !address.is_loopback() && !is_of_link(address))
 }
 
 /// Questions to the kernel about next hops, over a socket that stays open. They concern the network

@@ -23,8 +23,12 @@ use super::tcp::TcpTicks;
 /// CPU that looks whether tentative addresses may be used.
 const LOOKING_CPU: CpuIndex = CpuIndex(0);
 
-/// Interval of its looks, in ns.
+/// Interval of its first looks, in ns, and the longest one: without a carrier an address stays tentative.
 const LOOK_NS: u64 = 500_000_000;
+const LOOK_MAX_NS: u64 = 32_000_000_000;
+
+/// Looks before the interval doubles, each time.
+const LOOKS: u32 = 8;
 
 /// Host of the stack of one CPU.
 pub(super) struct CpuHost {
@@ -33,8 +37,9 @@ pub(super) struct CpuHost {
     table: Cache<Arc<ArcSwap<SocketTable>>, Arc<SocketTable>>,
     clock: Clock,
     ticks: TcpTicks,
-    /// Time of the next look for tentative addresses; `None` if there are none, or another CPU looks.
-    next_look_ns: Option<u64>,
+    /// Time of the next look for tentative addresses, and looks since there were none.
+    next_look_ns: u64,
+    looks: u32,
 }
 
 impl CpuHost {
@@ -42,9 +47,16 @@ impl CpuHost {
         let table = Cache::new(Arc::clone(&shared.table));
         let (clock, ticks) =
             (shared.tcp.clock().clone(), TcpTicks::new(index, Arc::clone(&shared)));
-        let has_tentative = identities::has_tentative(&shared.devices);
-        let next_look_ns = (has_tentative && index == LOOKING_CPU).then_some(0);
-        Self { index, shared, table, clock, ticks, next_look_ns }
+        Self { index, shared, table, clock, ticks, next_look_ns: 0, looks: 0 }
+    }
+
+    /// Interval of looks for tentative addresses; `None` if there are none, or another CPU looks.
+    fn look_interval_ns(&mut self) -> Option<u64> {
+        if self.index != LOOKING_CPU || !identities::has_tentative(&self.shared.devices) {
+            (self.next_look_ns, self.looks) = (0, 0);
+            return None;
+        }
+        Some((LOOK_NS << (self.looks / LOOKS).min(u64::BITS / 2)).min(LOOK_MAX_NS))
     }
 }
 
@@ -91,7 +103,8 @@ impl Host for CpuHost {
 
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>) {
         let mtu = self.shared.routes().identity(device).mtu;
-        self.shared.transmitter_of(self.index).gather_answers(device, mtu, packets);
+        let dropped = |to| self.shared.unsent.count_discard(to);
+        self.shared.transmitter_of(self.index).gather_answers(device, mtu, packets, dropped);
         // Ignored: a device that is gone ends its source.
         let _ = self.shared.flush(self.index, device);
     }
@@ -106,15 +119,18 @@ impl Host for CpuHost {
 
     fn tick(&mut self, now_ns: u64) {
         self.ticks.tick(now_ns);
-        if self.next_look_ns.is_some_and(|due_ns| now_ns >= due_ns) {
-            let is_some_left = identities::refresh_tentative(&self.shared.devices);
-            self.next_look_ns = is_some_left.then(|| now_ns.saturating_add(LOOK_NS));
+        if let Some(interval_ns) = self.look_interval_ns()
+            && now_ns >= self.next_look_ns
+        {
+            identities::refresh_tentative(&self.shared.devices);
+            self.next_look_ns = now_ns.saturating_add(interval_ns);
+            self.looks = self.looks.saturating_add(1);
         }
     }
 
     fn sleep_max_ns(&mut self) -> Option<u64> {
         let timers_ns = self.ticks.sleep_max_ns();
-        let look_ns = self.next_look_ns.map(|_| LOOK_NS);
+        let look_ns = self.look_interval_ns();
         timers_ns.into_iter().chain(look_ns).min()
     }
 }

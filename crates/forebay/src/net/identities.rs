@@ -124,13 +124,12 @@ pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     devices.iter().try_for_each(refresh_one)
 }
 
-/// Reads the kernel's addresses again on devices where some were tentative. True if some are still.
-pub(super) fn refresh_tentative(devices: &[NetDevice]) -> bool {
+/// Reads the kernel's addresses again where some were tentative.
+pub(super) fn refresh_tentative(devices: &[NetDevice]) {
     for device in devices.iter().filter(|device| device.has_tentative.load(Ordering::Relaxed)) {
         // Ignored: it is tried again.
         let _ = refresh_one(device);
     }
-    has_tentative(devices)
 }
 
 /// True if a device has addresses that may not be used yet.
@@ -142,6 +141,7 @@ fn refresh_one(device: &NetDevice) -> Result<()> {
     let Some(index) = device.kernels else { return Ok(()) };
     let interface = Interface::named(&device.name)?;
     if interface.index != index {
+        device.has_tentative.store(false, Ordering::Relaxed);
         return Ok(()); // another one, such as that of another namespace
     }
     let takes_all = device.identity.load().is_whole_host;
@@ -156,8 +156,8 @@ fn refresh_one(device: &NetDevice) -> Result<()> {
 }
 
 /// Reads the kernel's addresses on an interface, and those elsewhere. `is_whole_host` is true if the kernel receives
-/// nothing there, so that ARP and echo are answered here. The second value is true if addresses will follow, which
-/// are tentative now.
+/// nothing there, so that ARP and echo are answered here. The second value is true if addresses may follow, which are
+/// tentative now, of this interface or of others.
 fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<(Identity, bool)> {
     let refused = |source| Error::Device {
         name: interface.name.clone(),
@@ -166,11 +166,10 @@ fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<(Identity, bo
         help: "check that this process may use netlink sockets".to_owned(),
     };
     let found = InterfaceAddresses::of(interface.index).map_err(refused)?;
-    let elsewhere = neighbour::addresses_elsewhere(interface.index).map_err(refused)?;
     let identity = Identity {
         mac: interface.mac.filter(|_| interface.is_ethernet).map(|MacAddress(mac)| mac),
         addresses: prefixes(&found.usable),
-        elsewhere,
+        elsewhere: found.elsewhere,
         groups: Vec::new(),
         mtu: interface.mtu,
         is_whole_host,

@@ -329,7 +329,8 @@ impl KernelCache {
         let is_stale = entry.is_none_or(|entry| entry.state == EntryState::Stale);
         if self.learned.is_none() && is_stale {
             // A stale entry is used until the kernel has probed it; what is sent past the kernel does not cause that.
-            // Ignored without the privilege: the datagram sent through the kernel has the same effect.
+            // Ignored without the privilege: a datagram sent through the kernel resolves an unknown neighbour, and a
+            // stale one is probed when the kernel itself sends there.
             let _ = self.kernel.solicit(hop, self.interface);
         }
         // Where the kernel receives nothing, it cannot check what it knows.

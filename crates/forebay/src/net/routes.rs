@@ -216,7 +216,7 @@ impl NetDevice {
         let is_on_link = is_on_link(destination);
         let kernels = self.gateways.source_to(destination).filter(|_| !is_on_link);
         if let Some(source) = kernels
-            && own.clone().any(|own| own.address == source)
+            && self.identity.load().is_own(source)
         {
             return Some(source);
         }
@@ -304,6 +304,8 @@ pub(super) fn is_link_local(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// Devices with these addresses; those of the kernel have the interfaces 1, 2 and so on.
@@ -395,7 +397,7 @@ mod tests {
         let mut devices = devices(true, &own);
         devices.push(self::devices(false, &[&["10.0.2.1/24"]]).remove(0));
         for (device, elsewhere) in [(0, "10.0.1.1"), (1, "10.0.0.1")] {
-            let elsewhere = ["192.0.2.53", "10.0.2.2", elsewhere].map(ip).to_vec();
+            let elsewhere = BTreeSet::from(["192.0.2.53", "10.0.2.2", elsewhere].map(ip));
             devices[device].identity.rcu(|on| {
                 let elsewhere = elsewhere.clone();
                 Identity { elsewhere, ..Identity::clone(on) }

@@ -1,5 +1,6 @@
 //! Addresses of this host on one device: an immutable value that is replaced as a whole.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Group of all systems on a link (RFC 1112).
@@ -16,8 +17,9 @@ pub struct Identity {
     /// Unicast addresses of this device, with their subnets.
     pub addresses: Vec<Prefix>,
     /// Unicast addresses of this host on other interfaces. As in the kernel (the weak host model of RFC 1122, section
-    /// 3.3.4.2), packets to them are accepted here, too. They have no subnets here, and are not chosen as sources.
-    pub elsewhere: Vec<IpAddr>,
+    /// 3.3.4.2), packets to them are accepted here, too. They have no subnets here, and are sources only where a socket is
+    /// bound to them or the kernel's route names them.
+    pub elsewhere: BTreeSet<IpAddr>,
     /// Groups joined. [`ALL_SYSTEMS`], [`ALL_NODES`] and the solicited-node groups of `addresses`
     /// need not be listed.
     pub groups: Vec<IpAddr>,
@@ -174,7 +176,7 @@ mod tests {
     #[test]
     fn promise_13_address_elsewhere_is_own_without_subnet() {
         let vip: IpAddr = "192.0.2.53".parse().unwrap();
-        let us = Identity { elsewhere: vec![vip], ..identity(&[("10.9.0.1", 24)]) };
+        let us = Identity { elsewhere: [vip].into(), ..identity(&[("10.9.0.1", 24)]) };
         assert!(us.is_own(vip) && us.is_for_us(vip) && !us.is_on_device(vip));
         assert!(!us.is_to_many("192.0.2.255".parse().unwrap()));
         assert_eq!(us.source_towards("192.0.2.9".parse().unwrap()), "10.9.0.1".parse().ok());

@@ -166,10 +166,11 @@ fn route(
     }
 }
 
-/// `fib_validate_source`: rejects our own addresses as source. In the loopback net, only 127.0.0.1
-/// is rejected here: `route` rejects the others, or they have no owner.
+/// `fib_validate_source`: rejects the device's own addresses as source. Those of other interfaces may have moved to
+/// another host since they were read. In the loopback net, only 127.0.0.1 is rejected here: `route` rejects the others, or
+/// they have no owner.
 fn from_another(source: Ipv4Addr, on: &Identity, route: Route) -> Result<Route, NetworkDrop> {
-    if on.is_own(source.into()) || source == Ipv4Addr::LOCALHOST {
+    if on.is_on_device(source.into()) || source == Ipv4Addr::LOCALHOST {
         Err(NetworkDrop::IpLocalSource)
     } else {
         Ok(route)

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use etherparse::PacketBuilder;
@@ -76,7 +77,7 @@ impl Host {
         let identity = Identity {
             mac: Some(OURS),
             addresses: vec![prefix],
-            elsewhere: Vec::new(),
+            elsewhere: BTreeSet::new(),
             groups: Vec::new(),
             mtu: 9000,
             is_whole_host: true,

@@ -230,8 +230,13 @@ fn unproven_addresses() {
     ip("addr add fd00::1/64 dev left nodad");
     ip("addr add fd00::9/64 dev left nodad preferred_lft 0");
     let (first, last) = (address("fd00::1"), address("fd00::9"));
-    let expected = InterfaceAddresses { usable: vec![first, last], has_tentative: false };
+    let expected = InterfaceAddresses {
+        usable: vec![first, last],
+        elsewhere: [address("fd00::2").0].into(),
+        has_tentative: false,
+    };
     assert_eq!(InterfaceAddresses::of(on).unwrap(), expected, "the deprecated one is last");
+    std::fs::write("/proc/sys/net/ipv6/conf/left/dad_transmits", "4").unwrap();
     ip("addr add fd00::2/64 dev left");
     ip("addr add fd00::3/64 dev left");
     let before = InterfaceAddresses { has_tentative: true, ..expected };

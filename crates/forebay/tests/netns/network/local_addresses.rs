@@ -1,5 +1,6 @@
 //! The network layer under test, given the same frames.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ impl Us {
         let identity = Identity {
             mac: Some(MAC),
             addresses: [v4.as_slice(), &v6].concat(),
-            elsewhere: Vec::new(),
+            elsewhere: BTreeSet::new(),
             groups: vec![JOINED_V4.into(), JOINED_V6.into()],
             mtu: 1500,
             is_whole_host: true,

@@ -219,6 +219,7 @@ fn proven_meanwhile() {
     for of in ["all", "ska"] {
         hosts.near.command(&format!("sysctl -qw net.ipv6.conf.{of}.disable_ipv6=0"));
     }
+    hosts.near.command("sysctl -qw net.ipv6.conf.ska.dad_transmits=8");
     hosts.near.command("ip addr add fd00::1/64 dev ska");
     let (net, engine) = hosts.taking(Via::AfXdp, "all");
     let bind = || hosts.near.run(|| net.bind("[fd00::1]:53"));

@@ -132,7 +132,7 @@ fn kernel_answers_where_it_hosts() {
 fn promise_13_addresses_elsewhere_are_not_announced() {
     let mut on = identity();
     on.addresses.retain(|own| own.bits == 32 || own.address == ip("fe80::1"));
-    on.elsewhere = vec![ip("10.9.0.1"), ip("fd00::1")];
+    on.elsewhere = [ip("10.9.0.1"), ip("fd00::1")].into();
     let mut pool = pool(4);
     let request = arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.1");
     let mut of_arp = packet(&mut pool, &request);

@@ -1,5 +1,6 @@
 //! A host on a link, and messages of its neighbours by etherparse.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::icmpv6::NeighborAdvertisementHeader;
@@ -46,7 +47,7 @@ pub(crate) fn identity() -> Identity {
             prefix("fe80::1", 64),
             prefix("fd00::1", 64),
         ],
-        elsewhere: Vec::new(),
+        elsewhere: BTreeSet::new(),
         groups: Vec::new(),
         mtu: 1500,
         is_whole_host: true,
