@@ -1,5 +1,7 @@
 //! Answers of the host itself, to echo requests and the like.
 
+use std::net::IpAddr;
+
 use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_stack::network::fragment_out::FragmentedAnswer;
@@ -8,12 +10,13 @@ use super::Transmitter;
 
 impl Transmitter {
     /// Gathers complete packets, unchanged, unless one is an answer longer than the MTU: it leaves in fragments, or is dropped if
-    /// there is no memory for them.
+    /// there is no memory for them: its destination goes to `dropped`.
     pub(in crate::net) fn gather_answers(
         &mut self,
         device: usize,
         mtu: u32,
         packets: &mut Vec<Packet>,
+        mut dropped: impl FnMut(IpAddr),
     ) {
         self.look_at_clock(device);
         for packet in packets.drain(..) {
@@ -23,7 +26,10 @@ impl Transmitter {
                     self.add_composed(device);
                     self.put(packet);
                 }
-                Composed::NoMemory => self.put(packet),
+                Composed::NoMemory(to) => {
+                    dropped(to);
+                    self.put(packet);
+                }
             }
         }
     }
@@ -39,7 +45,7 @@ impl Transmitter {
         };
         answer.set_id(self.fragment_ids.next(source, destination));
         if self.reserve(answer.count(), answer.fragment_bytes_max()).is_err() {
-            return Composed::NoMemory;
+            return Composed::NoMemory(destination);
         }
         for mut frame in self.frames.drain(..) {
             let headers = answer.write_next(&mut frame);
@@ -56,5 +62,5 @@ impl Transmitter {
 enum Composed {
     AsIs,
     Fragments,
-    NoMemory,
+    NoMemory(IpAddr),
 }

@@ -358,7 +358,7 @@ fn tcp_36_waiting_segments_are_not_sent() {
     assert!(!has_sent(&rig));
     let of_datagrams = rig.queue.transmitter().mark();
     assert!(rig.queue.transmitter().has_sent(of_datagrams), "datagrams do not wait there");
-    rig.queue.transmitter().gather_answers(0, 1500, &mut others);
+    rig.queue.transmitter().gather_answers(0, 1500, &mut others, |to| panic!("{to}"));
     let of_others = rig.queue.transmitter().segment_mark(None, false);
     let of_both = rig.queue.transmitter().segment_mark(Some(mark), false);
     assert!(!rig.queue.transmitter().has_sent_segments(of_others));
