@@ -236,7 +236,8 @@ impl Endpoint {
         };
         let is_by_device = of.device.is_some() || to.ip().is_multicast() || is_link_local(to.ip());
         let control = SendControl {
-            source: Some(between.source.ip()),
+            // A link-local one beyond its link is refused: the kernel finds another.
+            source: Some(between.source.ip()).filter(|from| is_by_device || !is_link_local(*from)),
             interface: interface.filter(|_| is_by_device),
             traffic_class: marks.tos,
             // An IPv4 TTL of 0 is the multicast TTL, which the kernel's socket has, too.

@@ -101,7 +101,7 @@ impl UdpSocket {
     /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route, and to IPv4 from a socket
     /// for [IPv6 alone](super::SocketOptions::v6_only);
     /// `Unsupported` to this host itself by a device that only this process has: there is no loopback. Where the kernel has
-    /// the device, it delivers to its own programs, and sockets of this process get nothing.
+    /// the device, and the socket's port is reserved there, it delivers to its own programs, and sockets of this process get nothing.
     /// `ECONNREFUSED` after an ICMP port unreachable from the connected peer; and if the device is
     /// gone. Waits while no packet memory is free, except if the socket is non-blocking or the
     /// calling thread is an engine CPU's, which may be the one that must collect the memory: then
