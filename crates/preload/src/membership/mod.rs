@@ -310,6 +310,7 @@ impl Membership {
         }
         let mut state = self.state();
         self.claim_free(&mut state);
+        shares.enter_late(state.served.keys());
         self.let_needed_pass(&mut state, shares.needed());
         shares.take_free();
         let now = Instant::now();

@@ -156,32 +156,64 @@ impl Shares {
 
     /// Becomes a member of an address's row, after `before`.
     fn enter_row(&self, address: DividedAddress, before: impl Fn(usize, usize)) {
-        let (Some(own), key) = (self.own(), self.key_of(address)) else { return };
-        let rows = LockedRows::lock(self.table, own);
-        if let Some(row) = rows.as_ref().and_then(|rows| rows.row_for(key)) {
-            before(row, own);
-            self.table.members(row).fetch_or(1 << own, SeqCst);
-        } else {
+        let Some(own) = self.own() else { return };
+        if !self.try_enter_row(address, own, before) {
             self.rowless.fetch_add(1, SeqCst);
             self.table.0[ROWLESS].fetch_or(1 << own, SeqCst);
+        }
+    }
+
+    /// Becomes a member of an address's row, after `before`. False if it has none, and there is none to be had now.
+    fn try_enter_row(
+        &self,
+        address: DividedAddress,
+        own: usize,
+        before: impl Fn(usize, usize),
+    ) -> bool {
+        let rows = LockedRows::lock(self.table, own);
+        let row = rows.as_ref().and_then(|rows| rows.row_for(self.key_of(address)));
+        if let Some(row) = row {
+            before(row, own);
+            self.table.members(row).fetch_or(1 << own, SeqCst);
+        }
+        row.is_some()
+    }
+
+    /// Becomes a member of the rows of addresses that this process serves without one, where others have made rows since, or
+    /// some are free now.
+    pub(crate) fn enter_late<'a>(&self, served: impl Iterator<Item = &'a DividedAddress>) {
+        let Some(own) = self.own().filter(|_| self.is_rowless()) else { return };
+        for address in served {
+            if !self.is_member(*address, own) && self.try_enter_row(*address, own, |_, _| {}) {
+                self.forget_rowless(own);
+            }
         }
     }
 
     /// Serves an address no longer. What is new there is still taken until others do.
     pub(crate) fn leave(&self, address: impl Into<DividedAddress>) {
         let Some(own) = self.own() else { return };
-        let is_member = |row: &usize| self.table.members(*row).load(SeqCst) & 1 << own != 0;
-        if let Some(row) = self.row_of(address).filter(is_member) {
-            self.table.members(row).fetch_and(!(1 << own), SeqCst);
-            self.table.idle(row).fetch_and(!(1 << own), SeqCst);
-        } else if self.forget_rowless() == Ok(1) {
-            self.table.0[ROWLESS].fetch_and(!(1 << own), SeqCst);
+        let address = address.into();
+        match self.row_of(address) {
+            Some(row) if self.is_member(address, own) => {
+                self.table.members(row).fetch_and(!(1 << own), SeqCst);
+                self.table.idle(row).fetch_and(!(1 << own), SeqCst);
+            }
+            _ => self.forget_rowless(own),
         }
     }
 
-    /// Serves an address less that has no row. Returns how many there were; `Err` if none.
-    fn forget_rowless(&self) -> Result<usize, usize> {
-        self.rowless.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1))
+    fn is_member(&self, address: DividedAddress, own: usize) -> bool {
+        let members = self.row_of(address).map(|row| self.table.members(row).load(SeqCst));
+        members.is_some_and(|members| members & 1 << own != 0)
+    }
+
+    /// Serves an address less that has no row.
+    fn forget_rowless(&self, own: usize) {
+        let before = self.rowless.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
+        if before == Ok(1) {
+            self.table.0[ROWLESS].fetch_and(!(1 << own), SeqCst);
+        }
     }
 
     /// True if another process serves an address.

@@ -333,7 +333,16 @@ fn exe_8_unused_rows_have_other_addresses() {
     (5000..5500).for_each(|port| of[2].leave(at(port)));
     assert!(!of[2].is_rowless());
     of[1].join(listener(100));
-    assert!(!of[1].is_rowless(), "another process has no row there");
+    assert!(!of[1].is_rowless(), "the other process has no row there");
+    let flow = Flow { ours: listener(100), ..flow(1) };
+    of[1].take_free();
+    assert!(!takes(&of[0], &flow) && takes(&of[1], &flow));
+    let served: Vec<_> = (40..=100).map(|port| DividedAddress::from(listener(port))).collect();
+    of[0].enter_late(served.iter());
+    assert!(!of[0].is_rowless());
+    of[1].leave(listener(100));
+    of[0].take_shared();
+    assert!(takes(&of[0], &flow), "the only one that serves it");
     (40..=100).for_each(|port| of[0].leave(listener(port)));
     assert!(!of[0].is_rowless());
 }
@@ -345,10 +354,10 @@ fn exe_8_killed_process_leaves_rows_usable() {
     std::mem::forget(LockedRows::lock(table, 0).unwrap());
     of[1].join(flow(1).ours);
     assert!(of[1].is_rowless(), "it may go on with them");
-    of[1].leave(flow(1).ours);
     of[1].evict(0);
-    of[1].join(flow(1).ours);
-    assert!(!of[1].is_rowless());
+    of[1].enter_late([DividedAddress::from(flow(1).ours)].iter());
+    of[1].take_free();
+    assert!(!of[1].is_rowless() && of[1].owns_some(flow(1).ours));
 }
 
 #[test]
