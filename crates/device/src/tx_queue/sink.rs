@@ -11,8 +11,8 @@ use super::{TxQueue, TxQueueProducer, UsableQueues};
 
 /// One CPU's sink of a device whose queues are driven by the CPUs that poll them.
 ///
-/// Packets of a flow go to one queue, and leave it in the order of handover, as long as the same
-/// queues can send.
+/// Packets of a flow go to one queue, and leave it in the order of handover, as long as that queue can
+/// send. If it cannot, they go to another one that can.
 pub struct TxQueueSink {
     /// Name of the device.
     name: String,
@@ -71,9 +71,9 @@ impl Sink for TxQueueSink {
             is_gone = self.put(0, packets);
         } else {
             let (usable, copy) = &mut self.usable;
-            let queues = copy.list(usable);
+            copy.follow(usable);
             for packet in packets.drain(..) {
-                self.sorted[queues[packet.hash.0 as usize % queues.len()]].push(packet);
+                self.sorted[copy.queue_of(packet.hash.0 as usize)].push(packet);
             }
             for queue in 0..self.ways.len() {
                 let mut sorted = std::mem::take(&mut self.sorted[queue]);

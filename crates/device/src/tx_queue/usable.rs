@@ -7,6 +7,8 @@ use std::sync::{Mutex, PoisonError};
 /// queues than requested, and may lose some.
 #[derive(Debug)]
 pub(crate) struct UsableQueues {
+    /// Number of queues, usable or not.
+    count: usize,
     /// Number of changes of the list. Written under the lock.
     changes: AtomicU64,
     list: Mutex<Vec<usize>>,
@@ -18,12 +20,14 @@ pub(super) struct UsableCopy {
     /// Number of changes as of the copy.
     seen: u64,
     list: Vec<usize>,
+    /// By queue.
+    is_usable: Vec<bool>,
 }
 
 impl UsableQueues {
     /// Returns a list of all of `count` queues.
     pub(crate) fn all(count: usize) -> Self {
-        Self { changes: AtomicU64::new(0), list: Mutex::new((0..count).collect()) }
+        Self { count, changes: AtomicU64::new(0), list: Mutex::new((0..count).collect()) }
     }
 
     /// Makes the first `count` queues the usable ones.
@@ -51,18 +55,32 @@ impl UsableQueues {
     /// Returns a copy.
     pub(super) fn copy(&self) -> UsableCopy {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        UsableCopy { seen: self.changes.load(Ordering::Relaxed), list: list.clone() }
+        UsableCopy {
+            seen: self.changes.load(Ordering::Relaxed),
+            is_usable: (0..self.count).map(|queue| list.contains(&queue)).collect(),
+            list: list.clone(),
+        }
     }
 }
 
 impl UsableCopy {
-    /// Returns the usable queues; never none. Costs one load of a rarely written word.
+    /// Copies the list again if it has changed. Costs one load of a rarely written word.
     #[inline]
-    pub(super) fn list(&mut self, of: &UsableQueues) -> &[usize] {
+    pub(super) fn follow(&mut self, of: &UsableQueues) {
         if of.changes.load(Ordering::Acquire) != self.seen {
             *self = of.copy();
         }
-        &self.list
+    }
+
+    /// Returns the queue of a flow, by its hash. Only flows of a queue that cannot send go to others: those that wait in a
+    /// queue must not be overtaken in another.
+    #[inline]
+    pub(super) fn queue_of(&self, hash: usize) -> usize {
+        let home = hash % self.is_usable.len();
+        match self.is_usable[home] {
+            true => home,
+            false => self.list[hash / self.is_usable.len() % self.list.len()],
+        }
     }
 }
 
@@ -71,18 +89,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copy_follows_the_list() {
+    fn flows_of_others_keep_their_queue() {
         let queues = UsableQueues::all(4);
         let mut copy = queues.copy();
-        assert_eq!(copy.list(&queues), [0, 1, 2, 3]);
+        let mut expect = |usable: &[usize]| {
+            copy.follow(&queues);
+            let mut taken = [false; 4];
+            for hash in 0..100 {
+                let (home, queue) = (hash % 4, copy.queue_of(hash));
+                assert!(usable.contains(&queue) && (queue == home || !usable.contains(&home)));
+                taken[queue] = true;
+            }
+            assert_eq!(taken.iter().filter(|taken| **taken).count(), usable.len());
+        };
+        expect(&[0, 1, 2, 3]);
         queues.set_first(3);
-        assert_eq!(copy.list(&queues), [0, 1, 2]);
+        expect(&[0, 1, 2]);
         queues.remove(0);
         queues.remove(0);
-        assert_eq!(copy.list(&queues), [1, 2]);
+        expect(&[1, 2]);
         [1, 2].into_iter().for_each(|queue| queues.remove(queue));
-        assert_eq!(copy.list(&queues), [2]);
+        expect(&[2]);
         queues.set_first(4);
-        assert_eq!(copy.list(&queues), [0, 1, 2, 3]);
+        expect(&[0, 1, 2, 3]);
     }
 }

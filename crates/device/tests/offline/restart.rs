@@ -105,7 +105,7 @@ fn unseen() {
 fn brief() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual());
-    for _ in 0..200 {
+    for _ in 0..40 {
         drop(site.meet(Offer::usual()));
     }
     let mut device = site.meet(Offer::usual());
