@@ -200,6 +200,10 @@ impl ConfigFile {
                 }
             }
         }
+        // A knob of all may have changed what was set for one.
+        for path in except.iter().filter(|path| old.iter().any(|it| it.path == **path)) {
+            restore(control, path, &old);
+        }
         reloaded.notes.dedup();
         for (old, new) in old.iter().zip(list(control)) {
             if old.path == new.path && old.value != new.value {
