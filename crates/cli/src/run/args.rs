@@ -144,7 +144,8 @@ The table [run] of a --config file has these options, by their names without das
   devices = [\"eth1\"]
   take = \"udp:53\"
 
-SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again, or ends it if there is none.";
+SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again, or ends it if there is none. A signal that was
+ignored when the program was started, as under nohup, does not end it.";
 
 /// A device, and how it is opened, if specified.
 #[derive(Clone, PartialEq, Eq, Debug)]

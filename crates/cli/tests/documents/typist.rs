@@ -97,10 +97,13 @@ pub(crate) fn run(block: &Block, steps: &[Step]) -> Result<Vec<Said>, String> {
     }
     let is_apart = needs_devices(block) || needs_mount(block);
     fs::write(path("script"), script(steps, is_apart, &path("said"))).unwrap();
-    let mut command = Command::new(if is_apart { "unshare" } else { "bash" });
+    // Bash cannot undo that its parent ignores SIGINT, as in the background of a script.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT");
     if is_apart {
-        command.args(["-nm", "bash"]);
+        command.args(["unshare", "-nm"]);
     }
+    command.arg("bash");
     let search = format!("{}:{}", path("bin").display(), std::env::var("PATH").unwrap_or_default());
     command.arg(path("script")).current_dir(path("here")).stdin(Stdio::null());
     command.env("PATH", search).env("XDG_RUNTIME_DIR", path("run"));

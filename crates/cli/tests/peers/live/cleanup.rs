@@ -239,7 +239,7 @@ fn judge_reload() -> Judgement {
 
 /// A stopped run delivers all packets taken, also those queued for a paused CPU.
 fn judge_drain() -> Judgement {
-    for (way, signal) in [(Way::AfPacket, "INT"), (Way::AfXdpNative, "TERM"), (Way::Tap, "TERM")] {
+    for way in [Way::AfPacket, Way::AfXdpNative, Way::Tap] {
         let link = Link::new(way)?;
         let capture = Capture::of_few(way, QUEUED_FRAMES)?;
         let mut run = Run::start(&link.near, link.args(&["--cpus", "2", "--rps", "2"]))?;
@@ -247,7 +247,7 @@ fn judge_drain() -> Judgement {
         run.asks("pause 1")?;
         let sent = play(&link, &capture, Pace::Packets(PPS), 1)?;
         settle();
-        run.signal(signal)?;
+        run.signal("TERM")?;
         let (report, _) = run.ends(0)?;
         judge_sum(&link, &report, sent)?;
         if report.number("delivered")? + link.lost(report.number("kernel_dropped")?)? != sent {
