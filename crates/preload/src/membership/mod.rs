@@ -4,7 +4,7 @@
 mod connected; // flows that UDP sockets are connected to
 mod passed; //    connections of other processes
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -88,6 +88,8 @@ struct State {
     have_been_others: bool,
     /// Listeners and UDP sockets of this process at each address.
     served: HashMap<DividedAddress, usize>,
+    /// Addresses among them at which this process has not used a socket yet.
+    idle: HashSet<DividedAddress>,
     /// Flows that UDP sockets of this process are connected to.
     claims: HashMap<Flow, FlowClaim>,
     /// Copies that other processes have of listeners which this one has closed, and the time since when no process serves
@@ -138,6 +140,7 @@ impl Membership {
             alone_since: [None; BUCKETS],
             have_been_others: false,
             served: HashMap::new(),
+            idle: HashSet::new(),
             claims: HashMap::new(),
             copies: Vec::new(),
             unserved_since: None,
@@ -187,11 +190,13 @@ impl Membership {
 
     /// Joins an address with a UDP socket that is not used yet: this process takes the datagrams if no other one does.
     pub(crate) fn join_idle(&self, address: DividedAddress) {
+        self.state().idle.insert(address);
         self.join_by(address, Shares::join_idle);
     }
 
     /// Takes a part of the datagrams to an address, as it uses its socket.
     pub(crate) fn begin_use(&self, address: DividedAddress) {
+        self.state().idle.remove(&address);
         self.engine_lock.shares().begin_use(address);
         self.settle();
         self.engine_lock.notify_change();
@@ -228,6 +233,7 @@ impl Membership {
         let is_last = *count == 0;
         if is_last {
             state.served.remove(&address);
+            state.idle.remove(&address);
             self.engine_lock.shares().leave(address);
         }
         is_last
@@ -310,7 +316,7 @@ impl Membership {
         }
         let mut state = self.state();
         self.claim_free(&mut state);
-        shares.enter_late(state.served.keys());
+        shares.enter_late(state.served.keys(), |address| state.idle.contains(address));
         self.let_needed_pass(&mut state, shares.needed());
         shares.take_free();
         let now = Instant::now();

@@ -129,7 +129,7 @@ impl Shares {
 
     /// Joins an address with a socket that is not used yet: it serves the address if no other process does.
     pub(crate) fn join_idle(&self, address: DividedAddress) {
-        self.enter_row(address, |row, own| _ = self.table.idle(row).fetch_or(1 << own, SeqCst));
+        self.enter_row(address, |row, own| self.mark_row_idle(row, own));
     }
 
     /// Serves an address beside the others that do, as it uses its socket.
@@ -180,14 +180,27 @@ impl Shares {
     }
 
     /// Becomes a member of the rows of addresses that this process serves without one, where others have made rows since, or
-    /// some are free now.
-    pub(crate) fn enter_late<'a>(&self, served: impl Iterator<Item = &'a DividedAddress>) {
+    /// some are free now. `is_idle` is true for those whose sockets are not used yet.
+    pub(crate) fn enter_late<'a>(
+        &self,
+        served: impl Iterator<Item = &'a DividedAddress>,
+        is_idle: impl Fn(&DividedAddress) -> bool,
+    ) {
         let Some(own) = self.own().filter(|_| self.is_rowless()) else { return };
-        for address in served {
-            if !self.is_member(*address, own) && self.try_enter_row(*address, own, |_, _| {}) {
+        for address in served.filter(|address| !self.is_member(**address, own)) {
+            let before = |row, own| {
+                if is_idle(address) {
+                    self.mark_row_idle(row, own);
+                }
+            };
+            if self.try_enter_row(*address, own, before) {
                 self.forget_rowless(own);
             }
         }
+    }
+
+    fn mark_row_idle(&self, row: usize, own: usize) {
+        self.table.idle(row).fetch_or(1 << own, SeqCst);
     }
 
     /// Serves an address no longer. What is new there is still taken until others do.

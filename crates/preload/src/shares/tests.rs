@@ -338,7 +338,7 @@ fn exe_8_unused_rows_have_other_addresses() {
     of[1].take_free();
     assert!(!takes(&of[0], &flow) && takes(&of[1], &flow));
     let served: Vec<_> = (40..=100).map(|port| DividedAddress::from(listener(port))).collect();
-    of[0].enter_late(served.iter());
+    of[0].enter_late(served.iter(), |_| false);
     assert!(!of[0].is_rowless());
     of[1].leave(listener(100));
     of[0].take_shared();
@@ -355,9 +355,24 @@ fn exe_8_killed_process_leaves_rows_usable() {
     of[1].join(flow(1).ours);
     assert!(of[1].is_rowless(), "it may go on with them");
     of[1].evict(0);
-    of[1].enter_late([DividedAddress::from(flow(1).ours)].iter());
+    of[1].enter_late([DividedAddress::from(flow(1).ours)].iter(), |_| false);
     of[1].take_free();
     assert!(!of[1].is_rowless() && of[1].owns_some(flow(1).ours));
+}
+
+#[test]
+fn exe_8_idle_socket_enters_late_and_idle() {
+    let table = table();
+    let of = [0, 1].map(|slot| process(table, slot));
+    let address = DividedAddress::OfDatagrams(LISTENER.parse().unwrap());
+    let rows = LockedRows::lock(table, 1).unwrap();
+    of[0].join_idle(address);
+    drop(rows);
+    assert!(of[0].is_rowless());
+    join_datagrams(&of[1], LISTENER);
+    of[0].enter_late([address].iter(), |_| true);
+    assert!(!of[0].is_rowless() && of[0].take_shared().is_empty());
+    assert!(takers(&of).iter().all(|takers| takers == &[1]), "the other one reads");
 }
 
 #[test]
