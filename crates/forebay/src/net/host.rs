@@ -122,15 +122,16 @@ impl Host for CpuHost {
         if let Some(interval_ns) = self.look_interval_ns()
             && now_ns >= self.next_look_ns
         {
-            identities::refresh_tentative(&self.shared.devices);
+            let has_changed = identities::refresh_tentative(&self.shared.devices);
             self.next_look_ns = now_ns.saturating_add(interval_ns);
-            self.looks = self.looks.saturating_add(1);
+            self.looks = if has_changed { 0 } else { self.looks.saturating_add(1) };
         }
     }
 
     fn sleep_max_ns(&mut self) -> Option<u64> {
         let timers_ns = self.ticks.sleep_max_ns();
-        let look_ns = self.look_interval_ns();
+        let now_ns = self.clock.now_ns();
+        let look_ns = self.look_interval_ns().map(|_| self.next_look_ns.saturating_sub(now_ns));
         timers_ns.into_iter().chain(look_ns).min()
     }
 }

@@ -124,12 +124,16 @@ pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     devices.iter().try_for_each(refresh_one)
 }
 
-/// Reads the kernel's addresses again where some were tentative.
-pub(super) fn refresh_tentative(devices: &[NetDevice]) {
+/// Reads the kernel's addresses again where some were tentative. True if some have changed.
+pub(super) fn refresh_tentative(devices: &[NetDevice]) -> bool {
+    let mut has_changed = false;
     for device in devices.iter().filter(|device| device.has_tentative.load(Ordering::Relaxed)) {
+        let before = device.identity.load_full();
         // Ignored: it is tried again.
         let _ = refresh_one(device);
+        has_changed |= *device.identity.load_full() != *before;
     }
+    has_changed
 }
 
 /// True if a device has addresses that may not be used yet.
