@@ -181,10 +181,11 @@ impl VirtioNetHdr {
             == (headers.transport_offset, csum_offset(headers.transport).unwrap_or(0));
         // TCP is accepted without, as in the kernel: each segment was verified before it was
         // merged. So was each datagram of a list.
-        let may_be_complete = headers.transport == Tcp || is_list(packet, &headers, self.gso_size);
+        let may_be_complete =
+            || headers.transport == Tcp || is_list(packet, &headers, self.gso_size);
         // The value of the field is ignored, as in the kernel: not every sender writes the pseudo
         // header's sum, and the field is set anew in any case.
-        if is_partial && !is_place || !is_partial && !may_be_complete {
+        if is_partial && !is_place || !is_partial && !may_be_complete() {
             return Err(InvalidVnetHeader::Checksum);
         }
         let is_cut = can_be_cut && headers.payload_len > self.gso_size;
