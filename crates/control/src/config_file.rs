@@ -201,8 +201,14 @@ impl ConfigFile {
             }
         }
         // A knob of all may have changed what was set for one.
-        for path in except.iter().filter(|path| old.iter().any(|it| it.path == **path)) {
-            restore(control, path, &old);
+        for knob in old.iter().filter(|knob| except.contains(&knob.path)) {
+            restore(control, &knob.path, &old);
+            if control.read(&knob.path).is_ok_and(|now| now.trim_end() != knob.value) {
+                let name = names.short(&knob.path);
+                reloaded
+                    .notes
+                    .push(format!("{name}: set for itself, and the file's knobs exclude it"));
+            }
         }
         reloaded.notes.dedup();
         for (old, new) in old.iter().zip(list(control)) {
