@@ -469,8 +469,8 @@ for verb in "$@"; do
     [[ " $verbs " == *" $verb "* ]] || { usage; exit 2; }
 done
 # The background job of a script ignores SIGINT, and so would what the tests start and interrupt.
-if [[ -z ${CI_SIGNALS:-} ]] && has env --default-signal true; then
-    CI_SIGNALS=default exec env --default-signal "./${0##*/}" "$@"
+if [[ -z ${CI_SIGNALS:-} ]] && has env --default-signal=INT,QUIT true; then
+    CI_SIGNALS=default exec env --default-signal=INT,QUIT "./${0##*/}" "$@"
 fi
 for verb in "$@"; do
     "$verb"
