@@ -86,6 +86,7 @@ impl Rig {
             identity: Identity {
                 mac: (!has_no_link).then_some([2, 0, 0, 0, 0, 9]),
                 addresses: vec![own_v4, prefix([0xfd00, 0, 0, 0, 0, 0, 0, 1], 64)],
+                elsewhere: [IpAddr::from([192, 0, 2, 53])].into(),
                 groups: vec![IpAddr::from([239, 1, 2, 3])],
                 mtu: MTU,
                 is_whole_host: kind & IS_SHARED_HOST == 0,
