@@ -144,7 +144,8 @@ pub(crate) fn starved() {
         held.extend(packets);
     }
     let (_, polled) = rig.turn(0, false).unwrap();
-    assert_eq!(polled, Polled::Ready, "it does not sleep: nobody would wake it");
+    let looks_again = matches!(polled, Polled::BehindUntil { .. });
+    assert!(looks_again, "nobody would wake it: {polled:?}");
     let all = held.len() as u64;
     held.drain(..).for_each(|packet| rig.pools[0].put(packet.frame));
     let more = flood(&mut rig, 100);
