@@ -130,8 +130,8 @@ impl Host for CpuHost {
 
     fn sleep_max_ns(&mut self) -> Option<u64> {
         let timers_ns = self.ticks.sleep_max_ns();
-        let now_ns = self.clock.now_ns();
-        let look_ns = self.look_interval_ns().map(|_| self.next_look_ns.saturating_sub(now_ns));
+        let look_ns =
+            self.look_interval_ns().map(|_| self.next_look_ns.saturating_sub(self.clock.now_ns()));
         timers_ns.into_iter().chain(look_ns).min()
     }
 }
