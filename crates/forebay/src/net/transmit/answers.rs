@@ -36,11 +36,9 @@ impl Transmitter {
 
     /// Composes the fragments of an answer that does not fit in the MTU.
     fn compose_answer(&mut self, packet: &Packet, mtu: u32) -> Composed {
+        let Some(mut answer) = FragmentedAnswer::of(packet, mtu) else { return Composed::AsIs };
         let view = packet.view();
-        let ends = (view.source(), view.destination());
-        let (Some(mut answer), (Some(source), Some(destination))) =
-            (FragmentedAnswer::of(packet, mtu), ends)
-        else {
+        let (Some(source), Some(destination)) = (view.source(), view.destination()) else {
             return Composed::AsIs;
         };
         answer.set_id(self.fragment_ids.next(source, destination));
