@@ -232,8 +232,12 @@ fn is_list(packet: &Packet, headers: &Headers, gso_size: u16) -> bool {
     let Some(&[source_high, source_low, port_high, port_low, _, _, high, low]) = header else {
         return false;
     };
-    let mut skipped_bytes = usize::from(headers.payload_offset);
-    let mut left_bytes = usize::from(gso_size.min(headers.payload_len));
+    if headers.transport != Udp || [high, low] == [0; 2] {
+        return false;
+    }
+    let len = gso_size.min(headers.payload_len);
+    let (mut skipped_bytes, mut left_bytes) =
+        (usize::from(headers.payload_offset), usize::from(len));
     let payload = packet.fragments().map(|piece| {
         let (skipped, piece) = piece.split_at(skipped_bytes.min(piece.len()));
         let piece = &piece[..left_bytes.min(piece.len())];
@@ -241,13 +245,12 @@ fn is_list(packet: &Packet, headers: &Headers, gso_size: u16) -> bool {
         left_bytes -= piece.len();
         piece
     });
-    let len = gso_size.min(headers.payload_len);
     let sum = pseudo_sum(packet.frame.data(), headers, len.into())
         .plus(Sum::of_pieces(payload))
         .plus(Sum::of(&[source_high, source_low, port_high, port_low]))
         .plus_len(UDP_BYTES + usize::from(len))
         .plus_word(u16::from_be_bytes([high, low]));
-    headers.transport == Udp && [high, low] != [0; 2] && judge(sum) == Checksum::Good
+    judge(sum) == Checksum::Good
 }
 
 /// Treatment of a packet.
