@@ -39,8 +39,8 @@ impl ChangeText {
     /// CPU, if the change is of one CPU's state: running or not.
     #[must_use]
     pub fn cpu(&self) -> Option<CpuId> {
-        let (cpu, _) = self.value.split_once(':')?;
-        (self.knob == "online").then(|| cpu.trim().parse().ok().map(CpuId))?
+        let (cpu, _) = self.value.split_once(':').filter(|_| self.knob == "online")?;
+        cpu.trim().parse().ok().map(CpuId)
     }
 
     /// The change that this makes on a machine. A value is read as `echo VALUE > FILE` writes it, and so
