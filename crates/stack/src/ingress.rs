@@ -308,7 +308,7 @@ impl Stack {
 
     /// Finds the socket of a datagram.
     fn deliver(&mut self, mut packet: Packet, context: &mut RxContext<'_>) {
-        packet.headers.device = context.device;
+        packet.headers.device = context.device; // of one that was joined or cut since it was received, too
         let Some(wanted) = LookupKey::of(&packet, self.cpu) else {
             // Without addresses and ports there is no key to look a socket up by.
             return self.drop_datagram(packet, NetworkDrop::PktTooSmall, context.pool);
