@@ -111,6 +111,26 @@ fn fragment(field: u16) -> Fragment {
     }
 }
 
+/// True if a parsed packet has segments left in a routing header: its sender summed another destination than the one in
+/// the IPv6 header.
+pub(super) fn has_segments_left(bytes: &[u8], headers: &Headers) -> bool {
+    const NEXT_HEADER: usize = 6;
+    let start = usize::from(headers.network_offset);
+    let Some(&kind) = bytes.get(start + NEXT_HEADER).filter(|_| headers.network == Network::Ipv6)
+    else {
+        return false;
+    };
+    let mut walk = ExtensionWalk { kind, at: start + FIXED_BYTES };
+    while walk.is_extension() && walk.at < headers.transport_offset.into() {
+        let is_routing = walk.kind == ROUTING;
+        let Some(header) = walk.take(bytes) else { return false };
+        if is_routing && !matches!(routed_to(header), Destination::AsInHeader) {
+            return true;
+        }
+    }
+    false
+}
+
 /// Destination of a routing header with segments left: type 0 (RFC 5095) and type 2 (RFC 6275) list
 /// the addresses in order, type 4 (RFC 8754) in reverse.
 fn routed_to(routing: &[u8]) -> Destination<'_> {

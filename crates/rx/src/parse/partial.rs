@@ -5,7 +5,7 @@ use forebay_buf::Frame;
 
 use super::checksum::Sum;
 use super::device_sum::{DeviceSum, skipped};
-use super::{Checksum, Headers, Link, NETWORK_BYTES_MIN, Transport, View};
+use super::{Checksum, Headers, Link, NETWORK_BYTES_MIN, Transport, View, ipv6};
 use crate::nonlinear::sum_in;
 use crate::packet::Packet;
 
@@ -110,7 +110,7 @@ pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
     let Some(addresses) = View::new(bytes, headers).address_bytes() else { return false };
     let len = usize::from(payload_offset - transport_offset) + usize::from(payload_len);
     let sum = Sum::of_addresses(addresses).plus_word(protocol.into()).plus_len(len).fold();
-    u16::from_be_bytes(*field) == sum
+    u16::from_be_bytes(*field) == sum && !ipv6::has_segments_left(bytes, headers)
 }
 
 /// Writes the complement of a sum into the field. Returns the field's old value.
