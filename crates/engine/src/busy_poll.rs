@@ -4,7 +4,8 @@
 //! A CPU that sleeps lends its worker. A thread of the application that is about to wait for its sockets borrows the
 //! worker and turns it: packets are received and delivered without waking another thread. After such a
 //! wait, arriving packets wake the CPU's own thread at most once until a thread of the application sleeps again (as with
-//! `irq_suspend_timeout`): it sleeps without its descriptors, unless other threads wait. A borrower that finds none lets packets wake it again before it waits itself.
+//! `irq_suspend_timeout`): it sleeps without its descriptors, unless other threads wait. A borrower that finds none spins as
+//! the CPU's thread would, and then lets packets wake that one again before it waits itself.
 //!
 //! A CPU that other programs want also sleeps while the readers of its packets are behind, 100 µs at a time, and receives
 //! in larger bursts: under overload, receiving what sockets have no room for would take the CPU from their readers
@@ -16,8 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use forebay_rx::Handler;
+use forebay_sys as sys;
 
 use super::cpu_thread::{acting_as_cpu, is_cpu};
+use super::idle::Idle;
 use super::queue::Activity;
 use super::shared::EngineState;
 use super::worker::{ThreadState, Worker};
@@ -38,10 +41,10 @@ const TIMER_SLACK_NS: u64 = 50_000;
 
 /// Turns by threads of the application that wait for packets.
 pub trait BusyPoll: Send + Sync {
-    /// Begins a wait: counts the calling thread as waiting, and turns the sleeping CPUs that poll queues. Returns true if
-    /// packets were received. A caller that then sleeps all the same calls [`resume`](Self::resume). A wait whose
-    /// turns panic has ended.
-    fn before_wait(&self) -> bool;
+    /// Begins a wait: counts the calling thread as waiting, and turns the sleeping CPUs that poll queues. A caller that
+    /// sleeps although this returns another value than [`Arrived::Nothing`] calls [`resume`](Self::resume) first. A wait
+    /// whose turns panic has ended.
+    fn before_wait(&self) -> Arrived;
 
     /// True while a CPU sleeps to let readers catch up: the caller's sockets may be readable already.
     fn is_moderated(&self) -> bool;
@@ -55,6 +58,18 @@ pub trait BusyPoll: Send + Sync {
     /// Ends a wait that found something: for 1 ms, or until a thread waits again, arriving packets wake no CPU's
     /// thread. No effect while other threads wait.
     fn suspend(&self);
+}
+
+/// Outcome of the turns before a wait.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Arrived {
+    /// No packets. Those that arrive from now on wake the CPU.
+    Nothing,
+    /// No packets yet. The last pauses were short: the caller looks for what it waits for, and begins the wait again instead
+    /// of sleeping.
+    Soon,
+    /// Packets, which the caller's sockets may have.
+    Packets,
 }
 
 /// Packets that arrive while a CPU sleeps.
@@ -92,24 +107,65 @@ pub(super) struct Borrowers<H> {
     loans: Loans<H>,
     /// Number of threads that wait, or are about to.
     waiting: AtomicU32,
+    /// Pauses of the thread that waits alone. Another thread's preemptions may be taken for this one's: it spins for a
+    /// shorter time then.
+    idle: Mutex<Idle>,
 }
 
 impl<H> Borrowers<H> {
     pub(super) fn new(loans: Loans<H>) -> Self {
-        Self { loans, waiting: AtomicU32::new(0) }
+        let spin_max_ns = loans.first().map_or(0, |loan| loan.shared.spin_max_ns);
+        Self { loans, waiting: AtomicU32::new(0), idle: Mutex::new(Idle::new(spin_max_ns)) }
+    }
+
+    /// True if the calling thread, which waits alone, spins rather than sleeps.
+    fn should_spin(&self) -> bool {
+        let Some(now_ns) = self.now_ns() else { return false };
+        let mut idle = self.idle();
+        idle.look(now_ns, sys::preemptions);
+        !idle.should_sleep(now_ns, false)
+    }
+
+    /// Records the end of a pause.
+    fn end_pause(&self) {
+        if let Some(now_ns) = self.now_ns() {
+            self.idle().worked(now_ns);
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Time, if CPUs are lent.
+    fn now_ns(&self) -> Option<u64> {
+        let mut lent = self.loans.iter().filter(|loan| loan.was_lent.load(Ordering::Relaxed));
+        lent.next().map(|loan| loan.shared.clock.now_ns())
     }
 }
 
 impl<H: Handler> BusyPoll for Borrowers<H> {
-    fn before_wait(&self) -> bool {
+    fn before_wait(&self) -> Arrived {
         // First: a thread that ends its wait then leaves the CPUs awake for this one.
         let is_alone = self.waiting.fetch_add(1, Ordering::SeqCst) == 0;
-        let counted = OnPanic(|| self.after_wait());
+        fence(Ordering::SeqCst); // pairs with that in `suspend`
         // A CPU's own thread turns its own.
-        let has_found = !is_cpu()
-            && self.loans.iter().fold(false, |has_found, loan| loan.turn(is_alone) | has_found);
+        if is_cpu() {
+            return Arrived::Nothing;
+        }
+        let counted = OnPanic(|| self.after_wait());
+        let ahead = match is_alone {
+            true if self.should_spin() => Ahead::Spin,
+            true => Ahead::Sleep,
+            false => Ahead::Others,
+        };
+        let of_each = self.loans.iter().map(|loan| loan.turn(ahead));
+        let arrived = of_each.fold(Arrived::Nothing, Arrived::max);
         counted.disarm();
-        has_found
+        if arrived == Arrived::Packets {
+            self.end_pause();
+        }
+        arrived
     }
 
     fn is_moderated(&self) -> bool {
@@ -128,13 +184,25 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
         if is_cpu() || self.waiting.load(Ordering::SeqCst) > 0 {
             return;
         }
+        self.end_pause();
         self.loans.iter().for_each(|loan| loan.suspend());
-        fence(Ordering::SeqCst); // pairs with the count in `before_wait`
+        fence(Ordering::SeqCst); // pairs with that in `before_wait`
         // A thread that begins to wait just now may have turned the CPUs before.
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.resume();
         }
     }
+}
+
+/// Continuation after a borrower's turn that finds no packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ahead {
+    /// Another turn of this thread, which waits alone.
+    Spin,
+    /// Sleep of this thread, which waits alone.
+    Sleep,
+    /// Sleep, or more turns of the other threads that wait.
+    Others,
 }
 
 /// Action for when a panic unwinds past this value.
@@ -250,33 +318,43 @@ impl<H: Handler> Loan<H> {
         now_ns.saturating_sub(self.used_ns.load(Ordering::Relaxed)) < IN_USE_NS
     }
 
-    /// Turns the CPU on the calling thread if it sleeps; returns true if that found packets. Those that arrive from now
-    /// on wake the CPU, unless there were some and no other thread waits.
-    fn turn(&self, is_alone: bool) -> bool {
+    /// Turns the CPU on the calling thread if it sleeps. Packets that arrive from now on wake the CPU, unless this thread
+    /// waits alone, and there were some or it spins.
+    fn turn(&self, ahead: Ahead) -> Arrived {
         if !self.was_lent.load(Ordering::Relaxed) {
-            return false;
+            return Arrived::Nothing;
         }
         let wake = || self.shared.cpu_waker(self.index).wake();
         // The CPU's own thread may have no other reason to look: the source's descriptor has been emptied.
         let woken = OnPanic(wake);
         let turned = self.try_turn();
         woken.disarm();
-        if turned.has_found && is_alone {
-            self.prolong(self.suspended_until_ns());
-        } else {
-            self.resume();
+        let arrived = match turned.has_found {
+            true => Arrived::Packets,
+            false if ahead == Ahead::Spin => Arrived::Soon,
+            false => Arrived::Nothing,
+        };
+        match arrived {
+            Arrived::Packets if ahead != Ahead::Others => self.prolong(self.suspended_until_ns()),
+            Arrived::Soon => {}
+            Arrived::Packets | Arrived::Nothing => self.resume(),
         }
-        if turned.must_wake {
+        // A thread that sleeps until the end of a suspension is back in time, even if no borrower is.
+        let is_early =
+            turned.needed == Needed::Soon && self.sleeps_suspended.load(Ordering::Relaxed);
+        if turned.needed != Needed::Nothing && !is_early {
             wake();
         }
-        turned.has_found
+        arrived
     }
 
     fn try_turn(&self) -> Turned {
         let mut lent = match self.lent.try_lock() {
             Ok(lent) => lent,
             // The CPU's own thread takes back a worker whose turn has panicked.
-            Err(TryLockError::Poisoned(_)) => return Turned { has_found: false, must_wake: true },
+            Err(TryLockError::Poisoned(_)) => {
+                return Turned { has_found: false, needed: Needed::Now };
+            }
             // Another thread turns it, or its own takes it back.
             Err(TryLockError::WouldBlock) => return Turned::default(),
         };
@@ -308,7 +386,7 @@ impl<H: Handler> Loan<H> {
         if has_found {
             self.used_ns.store(now_ns, Ordering::Relaxed);
         }
-        Turned { has_found, must_wake: must_wake(worker, activity, *until_ns, now_ns) }
+        Turned { has_found, needed: Needed::after(worker, activity, *until_ns, now_ns) }
     }
 
     /// Lets packets wake the CPU's thread, which is woken if it sleeps whatever arrives.
@@ -338,26 +416,45 @@ impl<H: Handler> Loan<H> {
 #[derive(Clone, Copy, Default)]
 struct Turned {
     has_found: bool,
-    /// True if the CPU's own thread has something to do.
-    must_wake: bool,
+    needed: Needed,
 }
 
-/// True if the CPU has to do something before the time at which it wakes by itself, other than to receive packets that
-/// arrive from now on.
-fn must_wake<H: Handler>(
-    worker: &mut Worker<H>,
-    activity: Activity,
-    until_ns: Option<u64>,
-    now_ns: u64,
-) -> bool {
-    let Activity::IdleUntil(due_ns) = activity else { return true };
-    let timer_ns = worker.handler.sleep_max_ns().map(|timer_ns| now_ns.saturating_add(timer_ns));
-    let due_ns = due_ns.into_iter().chain(timer_ns).min();
-    let late_ns = due_ns.map(|due_ns| due_ns.saturating_add(TIMER_SLACK_NS));
-    let is_earlier =
-        late_ns.is_some_and(|late_ns| until_ns.is_none_or(|until_ns| late_ns < until_ns));
-    // Unreleased packets are read, and declared processed, by the CPU's thread.
-    is_earlier || worker.has_pending_work() || worker.delivery.has_unreleased()
+/// Turn that a CPU needs next, other than for packets that arrive from now on.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Needed {
+    /// None before the time at which it wakes by itself.
+    #[default]
+    Nothing,
+    /// By any thread, as for packets that arrive.
+    Soon,
+    /// By the CPU's own thread.
+    Now,
+}
+
+impl Needed {
+    fn after<H: Handler>(
+        worker: &mut Worker<H>,
+        activity: Activity,
+        until_ns: Option<u64>,
+        now_ns: u64,
+    ) -> Self {
+        // Unreleased packets are read, and declared processed, by the CPU's thread.
+        if worker.delivery.has_unreleased() || worker.life == ThreadState::Terminated {
+            return Self::Now;
+        }
+        let due_ns = match activity {
+            Activity::Worked(_) => return Self::Soon,
+            Activity::IdleUntil(due_ns) if !worker.has_pending_work() => due_ns,
+            _ => return Self::Now,
+        };
+        let sleep_ns = worker.handler.sleep_max_ns();
+        let timer_ns = sleep_ns.map(|sleep_ns| now_ns.saturating_add(sleep_ns));
+        let due_ns = due_ns.into_iter().chain(timer_ns).min();
+        let late_ns = due_ns.map(|due_ns| due_ns.saturating_add(TIMER_SLACK_NS));
+        let is_earlier =
+            late_ns.is_some_and(|late_ns| until_ns.is_none_or(|until_ns| late_ns < until_ns));
+        if is_earlier { Self::Soon } else { Self::Nothing }
+    }
 }
 
 #[cfg(test)]

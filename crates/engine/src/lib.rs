@@ -39,7 +39,7 @@ mod outcome; //    outcome of a run
 use std::path::Path;
 use std::sync::Arc;
 
-pub use busy_poll::BusyPoll;
+pub use busy_poll::{Arrived, BusyPoll};
 use busy_poll::{Borrowers, Loan, Loans};
 pub use changes::{CHANGES_MAX, QUESTIONS_MAX};
 pub use config::{Config, SPARE_FRAMES, WhenFull};

@@ -18,6 +18,8 @@ use crate::idle::{SPIN_ALWAYS_NS, SPIN_MAX_NS};
 use crate::knobs::Change;
 use crate::{Config, Engine, Stopper};
 
+mod spins;
+
 /// Frames that a test puts into a source.
 #[derive(Default)]
 struct Fed {
@@ -283,7 +285,7 @@ fn promise_2_borrower_leaves_room_for_reader() {
     for round in 1..=3 {
         let mut worker = cpu.into_worker();
         let mut lent = Lent { worker, until_ns: None };
-        assert!(loan.turn_lent(&mut lent).must_wake);
+        assert_eq!(loan.turn_lent(&mut lent).needed, Needed::Now);
         worker = lent.worker;
         assert_eq!((handled(&fed), worker.delivery.has_unreleased()), (round * 64, true));
         worker.delivery.release(); // the reader has come back

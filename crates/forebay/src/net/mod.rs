@@ -78,7 +78,7 @@ pub use datagram::{Datagram, Datagrams};
 use forebay_buf::Pool;
 use forebay_control::Control;
 use forebay_device::{Device, Via};
-use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
+use forebay_engine::{Arrived, Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 use forebay_rx::CpuId;
 use forebay_rx::sink::Sink;
 use forebay_stack::Division;
@@ -331,24 +331,27 @@ impl Net {
     /// Waits for descriptors. `sleep` waits for them and `look` checks them without waiting; both return the number that is
     /// ready, or a negative error. With [busy polling](NetEngine::enable_busy_poll), the thread first receives packets for
     /// CPUs that sleep, and calls `sleep` only if `look` then finds nothing. If readers are behind, `look` comes before
-    /// receiving. For 1 ms after a wait that found something, packets wake no engine thread, unless another thread waits.
-    pub fn wait(&self, look: impl Fn() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
+    /// receiving. With `may_spin`, a thread that waits alone goes on receiving and looking for up to 100 µs before it sleeps,
+    /// if its last pauses were short. For 1 ms after a wait that found something, packets wake no engine thread, unless
+    /// another thread waits.
+    pub fn wait(&self, may_spin: bool, look: impl Fn() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
         if self.0.is_moderated() {
             let ready = look();
             if ready != 0 {
                 return ready;
             }
         }
-        let waiting = self.0.begin_wait();
-        let ready = if waiting.has_found { look() } else { 0 };
-        let ready = match ready {
-            0 => {
-                self.0.resume_wakeups();
-                sleep()
+        let ready = loop {
+            let waiting = self.0.begin_wait();
+            let ready = if waiting.arrived == Arrived::Nothing { 0 } else { look() };
+            if ready != 0 {
+                break ready;
             }
-            ready => ready,
+            if !may_spin || waiting.arrived != Arrived::Soon {
+                self.0.resume_wakeups();
+                break sleep();
+            }
         };
-        drop(waiting);
         if ready > 0 {
             self.0.suspend_wakeups();
         }

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use etherparse::{PacketBuilderStep, UdpHeader};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
-use forebay_engine::{BusyPoll, Config, Engine, Flows};
+use forebay_engine::{Arrived, BusyPoll, Config, Engine, Flows};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse};
 use forebay_rx::sink::{Sink, SinkCounters, SinkError};
@@ -140,10 +140,10 @@ impl PacketsForOthers {
 }
 
 impl BusyPoll for PacketsForOthers {
-    fn before_wait(&self) -> bool {
+    fn before_wait(&self) -> Arrived {
         thread::sleep(Self::TURN);
         assert_eq!(self.0.fetch_add(1, Ordering::Relaxed), 0, "turned after the time-out");
-        true
+        Arrived::Packets
     }
 
     fn is_moderated(&self) -> bool {

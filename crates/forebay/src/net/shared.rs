@@ -7,7 +7,7 @@ use std::{fmt, io};
 
 use arc_swap::ArcSwap;
 use forebay_buf::Pool;
-use forebay_engine::{BusyPoll, Flows};
+use forebay_engine::{Arrived, BusyPoll, Flows};
 use forebay_rx::sink::SinkError;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::Division;
@@ -101,8 +101,8 @@ pub(super) struct NetState {
 
 /// Wait of a call, which ends however the call does.
 pub(super) struct CallWait<'a> {
-    /// True if packets have come before it: another attempt may find what it waits for.
-    pub(super) has_found: bool,
+    /// Outcome of the turns before it: unless that is nothing, the call tries again instead of sleeping.
+    pub(super) arrived: Arrived,
     busy_poll: Option<&'a dyn BusyPoll>,
 }
 
@@ -459,8 +459,8 @@ impl NetState {
     /// Begins the wait of a call, which lasts as long as the value: see [`BusyPoll::before_wait`].
     pub(super) fn begin_wait(&self) -> CallWait<'_> {
         let busy_poll = self.busy_poll.get().map(|busy_poll| &**busy_poll);
-        let has_found = busy_poll.is_some_and(|busy_poll| busy_poll.before_wait());
-        CallWait { has_found, busy_poll }
+        let arrived = busy_poll.map_or(Arrived::Nothing, |busy_poll| busy_poll.before_wait());
+        CallWait { arrived, busy_poll }
     }
 
     /// See [`BusyPoll::suspend`].

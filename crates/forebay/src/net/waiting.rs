@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use forebay_engine::is_cpu;
+use forebay_engine::{Arrived, is_cpu};
 use forebay_stack::socket::queue::SocketQueueConsumer;
 use forebay_stack::socket::reader::SocketReader;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
@@ -43,7 +43,7 @@ impl Endpoint {
                 deadline.check()?;
             }
             let waiting = may_wait.then(|| self.shared.begin_wait());
-            if waiting.as_ref().is_some_and(|waiting| waiting.has_found) {
+            if waiting.as_ref().is_some_and(|waiting| waiting.arrived != Arrived::Nothing) {
                 continue;
             }
             // The order matters: a sleeper registered before `end` is woken by it.
@@ -329,26 +329,34 @@ mod tests {
     use super::super::{Net, NetConfig};
     use super::*;
 
-    /// Engine whose readers are behind, or not; its turns find nothing.
+    /// Engine whose readers are behind, or not; its turns find nothing, the first of them nothing yet.
     #[derive(Default)]
     struct Moderated {
         are_behind: bool,
+        spins: AtomicU64,
+        /// Number of suspensions that were ended.
+        resumed: AtomicU64,
         turns: AtomicU64,
         /// Number of waits that have ended.
         ended: AtomicU64,
     }
 
     impl BusyPoll for Moderated {
-        fn before_wait(&self) -> bool {
-            self.turns.fetch_add(1, Ordering::Relaxed);
-            false
+        fn before_wait(&self) -> Arrived {
+            let left = self
+                .spins
+                .load(Ordering::Relaxed)
+                .saturating_sub(self.turns.fetch_add(1, Ordering::Relaxed));
+            if left > 0 { Arrived::Soon } else { Arrived::Nothing }
         }
 
         fn is_moderated(&self) -> bool {
             self.are_behind
         }
 
-        fn resume(&self) {}
+        fn resume(&self) {
+            self.resumed.fetch_add(1, Ordering::Relaxed);
+        }
 
         fn after_wait(&self) {
             self.ended.fetch_add(1, Ordering::Relaxed);
@@ -365,10 +373,43 @@ mod tests {
             let engine = Arc::new(Moderated { are_behind, ..Moderated::default() });
             state.set_busy_poll(Arc::clone(&engine) as _);
             let net = Net(state);
-            assert_eq!(net.wait(|| ready, || 7), if turns == 0 { ready } else { 7 });
+            assert_eq!(net.wait(true, || ready, || 7), if turns == 0 { ready } else { 7 });
             assert_eq!(engine.turns.load(Ordering::Relaxed), turns);
             assert_eq!(engine.ended.load(Ordering::Relaxed), turns);
         }
+    }
+
+    #[test]
+    fn exe_9_spinning_wait_sees_descriptors() {
+        // (spins, may it, looks until one is ready, turns, answer)
+        for (spins, may_spin, ready_at, turns, answer) in
+            [(3, true, 9, 4, 7), (3, true, 2, 2, 1), (3, false, 9, 1, 7), (0, true, 9, 1, 7)]
+        {
+            let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+            let engine = Arc::new(Moderated { spins: spins.into(), ..Moderated::default() });
+            state.set_busy_poll(Arc::clone(&engine) as _);
+            let looks = AtomicU64::new(0);
+            let look = || i32::from(looks.fetch_add(1, Ordering::Relaxed) + 1 == ready_at);
+            assert_eq!(Net(state).wait(may_spin, look, || 7), answer);
+            assert_eq!(engine.turns.load(Ordering::Relaxed), turns);
+            assert_eq!(engine.ended.load(Ordering::Relaxed), turns);
+            let has_slept = answer == 7;
+            assert_eq!(engine.resumed.load(Ordering::Relaxed), u64::from(has_slept));
+        }
+    }
+
+    /// A call that spins tries again, and ends at its time-out.
+    #[test]
+    fn udp_11_spinning_read_times_out() {
+        let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+        let engine = Arc::new(Moderated { spins: u64::MAX.into(), ..Moderated::default() });
+        state.set_busy_poll(Arc::clone(&engine) as _);
+        let socket = Net(Arc::clone(&state)).bind(SocketAddr::new(own_address(0), 53)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        assert_eq!(socket.recv(&mut [0; 1]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let turns = engine.turns.load(Ordering::Relaxed);
+        assert!(turns > 1);
+        assert_eq!(engine.ended.load(Ordering::Relaxed), turns);
     }
 
     /// A thread that counted as waiting for ever would leave CPUs awake after each packet.
@@ -378,7 +419,7 @@ mod tests {
         let engine = Arc::new(Moderated::default());
         state.set_busy_poll(Arc::clone(&engine) as _);
         let net = Net(state);
-        catch_unwind(AssertUnwindSafe(|| net.wait(|| 0, || panic!("as the test asks"))))
+        catch_unwind(AssertUnwindSafe(|| net.wait(true, || 0, || panic!("as the test asks"))))
             .unwrap_err();
         assert_eq!(engine.ended.load(Ordering::Relaxed), 1);
     }

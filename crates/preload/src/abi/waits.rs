@@ -24,14 +24,23 @@ const NO_MASK: *const sigset_t = std::ptr::null();
 /// Most descriptors of a set that is looked at: as many as a process can have by the kernel's default of `fs.nr_open`.
 const POLLED_MAX: usize = 1 << 20;
 
-/// Receives and waits. With `is_ended` a signal that has come meanwhile ends the call, as one that comes during the wait; else
+/// Shortest time-out of a call, in ms, that spins before it sleeps: longer than the spin.
+const SPIN_TIMEOUT_MS: c_int = 1;
+
+/// True if a time-out in ms, or none, is longer than a spin.
+fn may_spin_for(timeout_ms: c_int) -> bool {
+    !(0..SPIN_TIMEOUT_MS).contains(&timeout_ms)
+}
+
+/// Receives and waits; spins first if it may. With `is_ended` a signal that has come meanwhile ends the call, as one that comes during the wait; else
 /// the kernel's call would not see it: it has a mask of its own, or does not wait.
 fn receive_and_sleep(
+    may_spin: bool,
     is_ended: bool,
     look: impl Fn() -> c_int,
     sleep: impl FnOnce() -> c_int,
 ) -> c_int {
-    receive_and_wait(look, |handled| match is_ended && handled.are_some() {
+    receive_and_wait(may_spin, look, |handled| match is_ended && handled.are_some() {
         true => answer_int(Err(Errno::INTR)),
         false => sleep(),
     })
@@ -82,7 +91,7 @@ pub unsafe extern "C" fn epoll_wait(
     let next = next!(epoll_wait(c_int, *mut epoll_event, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let wait = |timeout| unsafe { next(unless_hidden(epoll), events, events_max, timeout) };
-    receive_and_sleep(timeout != 0, || wait(0), || wait(timeout))
+    receive_and_sleep(may_spin_for(timeout), timeout != 0, || wait(0), || wait(timeout))
 }
 
 /// # Safety
@@ -101,7 +110,12 @@ pub unsafe extern "C" fn epoll_pwait(
         next(unless_hidden(epoll), events, events_max, timeout, signals)
     };
     let is_ended = timeout != 0 && signals.is_null();
-    receive_and_sleep(is_ended, || wait(0, NO_MASK), || wait(timeout, signals))
+    receive_and_sleep(
+        may_spin_for(timeout),
+        is_ended,
+        || wait(0, NO_MASK),
+        || wait(timeout, signals),
+    )
 }
 
 /// # Safety
@@ -121,7 +135,12 @@ pub unsafe extern "C" fn epoll_pwait2(
     let wait = |timeout, signals| unsafe {
         next(unless_hidden(epoll), events, events_max, timeout, signals)
     };
-    receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
+    receive_and_sleep(
+        timeout.is_null(),
+        signals.is_null(),
+        || wait(&NO_TIME, NO_MASK),
+        || wait(timeout, signals),
+    )
 }
 
 /// Serves the listeners of a set, and waits for it by `wait`. For that, none of the numbers that the program has not opened
@@ -166,7 +185,7 @@ pub unsafe extern "C" fn poll(polled: *mut pollfd, count: nfds_t, timeout: c_int
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout| unsafe { next(polled, count, timeout) };
-        receive_and_sleep(true, || wait(0), || wait(timeout))
+        receive_and_sleep(may_spin_for(timeout), true, || wait(0), || wait(timeout))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -185,7 +204,7 @@ pub unsafe extern "C" fn __poll_chk(
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout| unsafe { next(polled, count, timeout, room) };
-        receive_and_sleep(true, || wait(0), || wait(timeout))
+        receive_and_sleep(may_spin_for(timeout), true, || wait(0), || wait(timeout))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -204,7 +223,12 @@ pub unsafe extern "C" fn ppoll(
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout, signals| unsafe { next(polled, count, timeout, signals) };
-        receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
+        receive_and_sleep(
+            timeout.is_null(),
+            signals.is_null(),
+            || wait(&NO_TIME, NO_MASK),
+            || wait(timeout, signals),
+        )
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -225,7 +249,12 @@ pub unsafe extern "C" fn __ppoll_chk(
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout, signals| unsafe { next(polled, count, timeout, signals, room) };
-        receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
+        receive_and_sleep(
+            timeout.is_null(),
+            signals.is_null(),
+            || wait(&NO_TIME, NO_MASK),
+            || wait(timeout, signals),
+        )
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -284,7 +313,7 @@ pub unsafe extern "C" fn select(
     let next = next!(select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int);
     // SAFETY: the caller's promise.
     let wait = || unsafe { next(count, readable, writable, exceptional, timeout) };
-    receive_and_sleep(true, || 0, wait) // a look would empty the sets
+    receive_and_sleep(false, true, || 0, wait) // a look would empty the sets
 }
 
 /// # Safety
@@ -314,5 +343,5 @@ pub unsafe extern "C" fn pselect(
     );
     // SAFETY: the caller's promise.
     let wait = || unsafe { next(count, readable, writable, exceptional, timeout, signals) };
-    receive_and_sleep(signals.is_null(), || 0, wait) // a look would empty the sets
+    receive_and_sleep(false, signals.is_null(), || 0, wait) // a look would empty the sets
 }

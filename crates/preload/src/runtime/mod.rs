@@ -191,16 +191,17 @@ pub(crate) fn running_for_datagrams() -> Result<&'static Runtime, Errno> {
 }
 
 /// Waits for descriptors by `sleep`, which returns the number of those that are ready, and looks for them by `look`. Before
-/// that, this thread receives what has arrived, instead of waking one of the engine's: sockets that something has come
-/// to are then ready.
+/// that, this thread receives what has arrived, and for a moment what arrives if it `may_spin`, instead of waking one of the
+/// engine's: sockets that something has come to are then ready.
 pub(crate) fn receive_and_wait(
+    may_spin: bool,
     look: impl Fn() -> c_int,
     sleep: impl FnOnce(Handled) -> c_int,
 ) -> c_int {
     match RUNNING.get(forks()).and_then(OnceLock::get) {
         Some(Ok(runtime)) => {
             let _critical = critical::enter();
-            runtime.net.wait(look, || critical::outside(sleep))
+            runtime.net.wait(may_spin, look, || critical::outside(sleep))
         }
         _ => sleep(Handled::NONE),
     }

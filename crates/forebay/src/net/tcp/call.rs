@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_engine::is_cpu;
+use forebay_engine::{Arrived, is_cpu};
 use forebay_stack::tcp::TcpError;
 
 use super::super::options::Timeout;
@@ -43,7 +43,7 @@ pub(super) fn wait_for<T>(
         has_waited = true;
         deadline.check()?;
         let waiting = shared.begin_wait();
-        if !waiting.has_found {
+        if waiting.arrived == Arrived::Nothing {
             wait.sleep(seen, deadline.left()?);
         }
     }
