@@ -78,6 +78,8 @@ pub(super) struct Queue {
     woke_others: bool,
     /// Time of the first poll that asked for the last frames (`is_last`).
     last_since_ns: Option<u64>,
+    /// True from the first turn on.
+    has_begun: bool,
     source_ended: bool,
     ended: bool,
     failed: Option<SourceError>,
@@ -142,6 +144,7 @@ impl Queue {
             was_refused: false,
             woke_others: false,
             last_since_ns: None,
+            has_begun: false,
             source_ended: false,
             ended: false,
             failed: None,
@@ -151,6 +154,9 @@ impl Queue {
     /// Sends what is queued, polls the source once for at most `frames_max` frames, and passes these through the intake.
     pub(super) fn turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.follow_changes(shared);
+        if !self.has_begun {
+            self.begin(shared);
+        }
         self.intake.set_stamped(shared.measured() != Measured::Nothing);
         self.received = 0;
         let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
@@ -158,10 +164,24 @@ impl Queue {
             return Activity::Ended.after(sent);
         }
         let activity = self.poll_once(frames_max, shared).after(sent);
+        self.retire_tables(shared);
+        activity
+    }
+
+    /// Applies all changes that were made before the first turn: they hold from the first frame on.
+    #[cold]
+    fn begin(&mut self, shared: &EngineState) {
+        self.has_begun = true;
+        while self.changes.has_next() {
+            self.retire_tables(shared);
+            self.follow_changes(shared);
+        }
+    }
+
+    fn retire_tables(&mut self, shared: &EngineState) {
         while let Some(tables) = self.intake.take_retired() {
             shared.reclaimer.take(Retired::FlowTables(tables));
         }
-        activity
     }
 
     fn poll_once(&mut self, frames_max: usize, shared: &EngineState) -> Activity {

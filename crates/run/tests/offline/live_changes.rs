@@ -403,6 +403,32 @@ mod one_engine {
         assert!(sum(|handler| handler.refused) > 0, "no turn applies all that is written");
     }
 
+    /// However many changes are made before the run, and though a turn applies few.
+    #[test]
+    fn promise_8_first_frame_finds_changes_made() {
+        struct Counts(u64);
+        impl Handler for Counts {
+            fn handle(&mut self, batch: &mut Batch<'_>) {
+                self.0 += batch.packets.len() as u64;
+            }
+        }
+        let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+        let mut config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
+        config.spread = SpreadPolicy::Always;
+        let sources: Vec<Box<dyn Source>> = [(); 2]
+            .map(|()| Box::new(SyntheticSource::new(traffic(64, 64), None)) as Box<dyn Source>)
+            .into();
+        let engine =
+            Engine::build(&config, sources, Clock::virtual_at_zero(), |_| Counts(0)).unwrap();
+        let control: Control = Control::of(&engine);
+        for cpu in (0..50).map(|number| CpuId(u16::from(number == 49))) {
+            control.set_rps_cpus(Queues::All, CpuList::new([cpu])).unwrap();
+        }
+        let outcome = engine.run_stepped(1, VirtualCosts::default());
+        let frames: Vec<_> = outcome.handlers.iter().map(|counts| counts.0).collect();
+        assert_eq!(frames, [0, 128]);
+    }
+
     #[test]
     fn flow_is_explained_at_end() {
         let hash = hash_of_first_packet();
