@@ -179,10 +179,10 @@ impl Connection {
             None => RTO_INITIAL_US,
         };
         let rto_us = if is_progress {
-            self.timeout_us()
+            self.rtt.rto_us()
         } else {
             let head_us = self.sent.first().map_or(now_us, |sent| sent.sent_us);
-            (head_us + self.timeout_us()).saturating_sub(now_us)
+            (head_us + self.rtt.rto_us()).saturating_sub(now_us)
         };
         if rto_us > 0 {
             wait_us = wait_us.min(rto_us);

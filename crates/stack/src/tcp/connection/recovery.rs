@@ -32,7 +32,7 @@ pub(super) struct Recovery {
     pub(super) phase: Phase,
     /// `snd_nxt` when the phase began: the phase ends when that is acknowledged.
     pub(super) high_seq: Seq,
-    /// Time-outs since the last progress, and doublings of the time-out.
+    /// Time-outs since the last progress, and doublings of the time-out, or of the interval of probes (`icsk_backoff`).
     pub(super) retransmits: u8,
     pub(super) backoff: u8,
     /// Time-outs of the SYN.
@@ -505,7 +505,7 @@ impl Connection {
                 };
                 counter.add(count.into());
                 if index == 0 && !self.timers.is_reorder() {
-                    self.timers.set_retransmit(cx.now_us + self.timeout_us());
+                    self.timers.set_retransmit(cx.now_us + self.rtt.rto_us());
                 }
             }
             index += count.max(1) as usize;

@@ -187,11 +187,6 @@ impl Connection {
         self.release_if_idle(cx.now_us);
     }
 
-    /// Time-out with its backoff, in µs.
-    pub(super) fn timeout_us(&self) -> u64 {
-        self.rtt.backed_off_us(self.recovery.backoff)
-    }
-
     /// Arms the retransmission timer for what is in flight (`tcp_rearm_rto`).
     pub(super) fn rearm_retransmit(&mut self, now_us: u64) {
         if self.awaits_ack() {
@@ -199,9 +194,9 @@ impl Connection {
             return;
         }
         let Some(first) = self.sent.first() else { return self.timers.clear_retransmit() };
-        let mut at_us = now_us + self.timeout_us();
+        let mut at_us = now_us + self.rtt.rto_us();
         if self.timers.is_reorder() || self.timers.is_loss_probe() {
-            at_us = (first.sent_us + self.timeout_us()).max(now_us + 1);
+            at_us = (first.sent_us + self.rtt.rto_us()).max(now_us + 1);
         }
         self.timers.set_retransmit(at_us);
     }
@@ -247,9 +242,9 @@ impl Connection {
         let is_linear = self.state == State::SynSent
             && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;
         if !is_linear {
-            self.recovery.backoff = self.recovery.backoff.saturating_add(1);
+            self.back_off();
         }
-        let at_us = cx.now_us + self.clamp_to_user_timeout(self.timeout_us(), cx.now_us);
+        let at_us = cx.now_us + self.clamp_to_user_timeout(self.rtt.rto_us(), cx.now_us);
         self.timers.set_retransmit(at_us);
     }
 
@@ -260,9 +255,15 @@ impl Connection {
         }
         self.enter_loss(cx);
         self.retransmit(0, Cause::Timeout, cx);
-        self.recovery.backoff = self.recovery.backoff.saturating_add(1);
-        let at_us = cx.now_us + self.clamp_to_user_timeout(self.timeout_us(), cx.now_us);
+        self.back_off();
+        let at_us = cx.now_us + self.clamp_to_user_timeout(self.rtt.rto_us(), cx.now_us);
         self.timers.set_retransmit(at_us);
+    }
+
+    /// Doubles the time-out.
+    fn back_off(&mut self) {
+        self.recovery.backoff = self.recovery.backoff.saturating_add(1);
+        self.rtt.back_off();
     }
 
     /// `tcp_rtx_probe0_timed_out`: the peer is silent, or the user does not want its answers to count.
@@ -342,7 +343,7 @@ impl Connection {
         let is_over = user_us > 0 && self.probing_us(cx.now_us) >= user_us;
         let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
         // Answers do not keep an orphan alive for ever: its peer may never open the window.
-        let is_stale = self.is_orphan && self.timeout_us() >= RTO_MAX_US;
+        let is_stale = self.is_orphan && self.probe_interval_us() >= RTO_MAX_US;
         if is_over || is_stale || self.recovery.probes_out >= limit {
             return self.give_up(cx);
         }
