@@ -2,12 +2,10 @@
 
 use std::num::{NonZeroU8, NonZeroU64};
 
-use super::super::config::{
-    MS, RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US, TIMEOUT_MIN_US,
-};
+use super::super::config::{MS, RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIMEOUT_MIN_US};
 use super::super::error::TcpError;
 use super::info::Cause;
-use super::{Connection, Context, State, Substate, ms_since, stamp_ms};
+use super::{Connection, Context, State, ms_since, stamp_ms};
 
 /// Time after which a peer whose window shrank is given up, in µs.
 const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
@@ -397,7 +395,7 @@ impl Connection {
     /// `tcp_keepalive_timer`.
     fn on_keepalive_timer(&mut self, cx: &mut Context<'_>) {
         if self.state == State::FinWait2 && self.is_orphan {
-            return self.hand_over(Substate::FinWait2, TIME_WAIT_US, cx);
+            return self.end_wait_without_owner(cx);
         }
         if !self.options.keepalive || matches!(self.state, State::Closed | State::SynSent) {
             return;
