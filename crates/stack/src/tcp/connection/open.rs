@@ -275,7 +275,7 @@ impl Connection {
                 return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
             }
             let is_stale = segment.options.timestamps.is_some_and(|stamps| {
-                let sent = self.first_stamp().wrapping_sub(1);
+                let sent = self.first_stamp();
                 let now = self.timestamp(cx.now_us);
                 stamps.echo != 0 && now.wrapping_sub(stamps.echo) > now.wrapping_sub(sent)
             });
