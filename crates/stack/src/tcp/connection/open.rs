@@ -145,6 +145,11 @@ impl Connection {
                 .window_scaling
                 .then(|| WindowScales { send: 0, receive: scale_for(&begin.options, cx.config) }),
         };
+        connection.send.peer_mss = begin
+            .options
+            .max_segment
+            .map_or_else(|| u32::from(begin.flow.default_mss()), u32::from)
+            .max(MIN_MSS);
         // As the kernel: what is offered counts for the first segments, even if the peer does not agree.
         connection.begin_mtu_search(cx);
         connection.state = State::SynSent;
@@ -254,8 +259,11 @@ impl Connection {
         if let Some(stamps) = options.timestamps {
             (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, cx.now_us);
         }
+        // As the kernel: to a peer that announces none, as much as the user allows, which is more than the default perhaps.
+        let of_user = self.options.rare.max_segment;
+        let mss = options.mss_within(of_user).or(of_user);
         self.send.peer_mss =
-            u32::from(options.mss.unwrap_or_else(|| self.flow().default_mss())).max(MIN_MSS);
+            u32::from(mss.unwrap_or_else(|| self.flow().default_mss())).max(MIN_MSS);
         self.set_mss(cx.config);
     }
 

@@ -159,7 +159,7 @@ impl Tcp {
         let new = Request::new(flow, listener, agreed, options, config, mtu_bytes, now_us);
         Request {
             peer_sequence: segment.seq,
-            peer_mss: offers.mss.unwrap_or(new.peer_mss),
+            peer_mss: offers.mss_within(options.max_segment).unwrap_or(new.peer_mss),
             timestamp: offers.timestamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: self.secret.timestamp_offset(flow),
             ..new
