@@ -380,7 +380,9 @@ impl Connection {
     /// A SYN that crossed ours.
     fn open_simultaneously(&mut self, segment: &Segment, cx: &mut Context<'_>) {
         self.agree(&segment.options, cx);
-        self.agreed.ecn = false;
+        // Unlike the kernel, not after a SYN that no longer asked: nor will the answer say so.
+        let has_asked = self.recovery.syn_timeouts == 0 || !cx.config.ecn_fallback;
+        self.agreed.ecn &= has_asked && segment.has(Flags::ECE) && segment.has(Flags::CWR);
         self.begin_receiving(segment);
         self.send.window = u32::from(segment.window);
         self.send.max_window = self.send.window;

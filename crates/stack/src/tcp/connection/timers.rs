@@ -227,6 +227,7 @@ impl Connection {
         }
         if is_opening {
             self.recovery.syn_timeouts = self.recovery.syn_timeouts.saturating_add(1);
+            self.cwr_is_due = self.agreed.ecn;
         } else {
             let is_narrower = self.suspect_black_hole(cx);
             self.enter_loss(cx);
