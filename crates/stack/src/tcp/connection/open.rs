@@ -112,7 +112,7 @@ impl Connection {
             send,
             receive,
             sent: OnDemand::default(),
-            recovery: Recovery::new(sequence),
+            recovery: Recovery::new(sequence, config.reordering),
             congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
             rtt: RoundTrip::default(),
             delayed: DelayedAck::default(),

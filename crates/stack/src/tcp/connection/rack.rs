@@ -166,7 +166,11 @@ impl Connection {
 
     /// Arms a tail loss probe instead of the retransmission timer, if one is due
     /// (`tcp_schedule_loss_probe`). Returns false if not.
-    pub(super) fn schedule_loss_probe(&mut self, now_us: u64, is_progress: bool) -> bool {
+    pub(super) fn schedule_loss_probe(&mut self, is_progress: bool, cx: &Context<'_>) -> bool {
+        let now_us = cx.now_us;
+        if !cx.config.loss_probes {
+            return false;
+        }
         if self.sent.is_empty() || !self.agreed.sack || !self.recovery.allows_probe() {
             return false;
         }

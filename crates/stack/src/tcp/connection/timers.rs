@@ -200,10 +200,10 @@ impl Connection {
     }
 
     /// After an ACK that moved something (`tcp_set_xmit_timer`).
-    pub(super) fn set_transmit_timer(&mut self, now_us: u64) {
-        if !self.schedule_loss_probe(now_us, true) && !self.awaits_ack() {
+    pub(super) fn set_transmit_timer(&mut self, cx: &Context<'_>) {
+        if !self.schedule_loss_probe(true, cx) && !self.awaits_ack() {
             self.timers.clear_retransmit();
-            self.rearm_retransmit(now_us);
+            self.rearm_retransmit(cx.now_us);
         }
     }
 
