@@ -12,9 +12,9 @@ use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix, TcpPathError,
 };
-use forebay_stack::tcp::{FastOpen, FlowHasher, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
+use forebay_stack::tcp::{FlowHasher, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
 
-use crate::sysctls::{Sysctls, fast_open_keys, probing};
+use crate::sysctls::{Sysctls, fast_open_keys, probing, set};
 
 /// Secret of sequence numbers, the same in each run.
 const SECRET: [u8; 16] = *b"a constant seed!";
@@ -65,8 +65,7 @@ pub(crate) struct Host {
 
 impl Host {
     /// Creates the host with the addresses that packetdrill is told to use. The flags are `v4` or `v6`, and then
-    /// perhaps sysctls, by name: `tcp_rmem` (the largest), `tcp_min_tso_segs`, `tcp_ecn`, those of probing and of Fast Open; and of the
-    /// device, `gso` (0 if it cuts no packets), `mtu`, and `later_mtu`, which it has from the next `accept` on.
+    /// perhaps sysctls, by name, of `tcp_rmem` the largest; and of the device, `gso` (0 if it cuts no packets), `mtu`, and `later_mtu`, which it has from the next `accept` on.
     pub(crate) fn new(flags: &str) -> Self {
         let is_ipv6 = flags.contains("v6");
         let mut config = TcpConfig::default();
@@ -74,11 +73,13 @@ impl Host {
             let mut flags = flags.split_whitespace();
             flags.find_map(|flag| flag.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
         };
+        for (name, value) in flags.split_whitespace().filter_map(|flag| flag.split_once('=')) {
+            if name != "tcp_rmem" {
+                set(&mut config, name, value);
+            }
+        }
         config.rmem.1 = value("tcp_rmem").unwrap_or(config.rmem.1);
-        config.min_gso_segments = value("tcp_min_tso_segs").unwrap_or(config.min_gso_segments);
-        config.asks_ecn = value("tcp_ecn") == Some(1);
         probing(&mut config, value);
-        config.fast_open = value("tcp_fastopen").map_or(config.fast_open, FastOpen);
         let keys = flags.split_whitespace().find_map(|flag| flag.strip_prefix("tcp_fastopen_key="));
         // As the kernel on a TUN: scripts see a packet before it is cut.
         config.gso_bytes = 65_536 - 320;

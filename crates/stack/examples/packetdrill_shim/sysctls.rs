@@ -4,21 +4,27 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroU32;
 
-use forebay_stack::tcp::{Algorithm, FastOpen, FastOpenKeys, MtuProbing, TcpConfig, TcpOptions};
+use forebay_stack::tcp::{
+    Algorithm, FastOpen, FastOpenKeys, MtuProbing, SynCookies, TcpConfig, TcpOptions,
+};
 
 use crate::options::SECOND_US;
 
 const FOLDER: &str = "/proc/sys/net/ipv4";
 
 /// Names that mean something here.
-const NAMES: [&str; 34] = [
+const NAMES: [&str; 41] = [
     "tcp_base_mss",
     "tcp_congestion_control",
+    "tcp_dsack",
+    "tcp_early_retrans",
     "tcp_ecn",
+    "tcp_ecn_fallback",
     "tcp_fastopen",
     "tcp_fastopen_blackhole_timeout_sec",
     "tcp_fastopen_key",
     "tcp_fin_timeout",
+    "tcp_frto",
     "tcp_invalid_ratelimit",
     "tcp_keepalive_intvl",
     "tcp_keepalive_probes",
@@ -34,11 +40,14 @@ const NAMES: [&str; 34] = [
     "tcp_orphan_retries",
     "tcp_probe_interval",
     "tcp_probe_threshold",
+    "tcp_reordering",
     "tcp_retries1",
     "tcp_retries2",
+    "tcp_rfc1337",
     "tcp_rmem",
     "tcp_sack",
     "tcp_slow_start_after_idle",
+    "tcp_stdurg",
     "tcp_syn_linear_timeouts",
     "tcp_syn_retries",
     "tcp_synack_retries",
@@ -72,46 +81,8 @@ impl Sysctls {
     /// Settings with the changes.
     pub(crate) fn config(&self, mut config: TcpConfig) -> TcpConfig {
         probing(&mut config, |name| self.changed.get(name)?.parse().ok());
-        for (&name, value) in &self.changed {
-            let words: Vec<u64> =
-                value.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-            let first = words.first().copied().unwrap_or(0);
-            let last = u32::try_from(words.last().copied().unwrap_or(0)).unwrap_or(u32::MAX);
-            let middle = u32::try_from(words.get(1).copied().unwrap_or(0)).unwrap_or(u32::MAX);
-            let (on, byte) = (first != 0, u8::try_from(first).unwrap_or(u8::MAX));
-            let number = u32::try_from(first).unwrap_or(u32::MAX);
-            match name {
-                "tcp_congestion_control" => match value.as_str() {
-                    "reno" => config.congestion = Algorithm::NewReno,
-                    "cubic" => config.congestion = Algorithm::Cubic,
-                    _ => {}
-                },
-                "tcp_ecn" => (config.asks_ecn, config.accepts_ecn) = (first == 1, on),
-                "tcp_fastopen" => config.fast_open = FastOpen(number),
-                "tcp_fastopen_blackhole_timeout_sec" => {
-                    config.fast_open_blackhole_timeout_us = first * SECOND_US;
-                }
-                "tcp_fin_timeout" => config.fin_timeout_us = first * SECOND_US,
-                "tcp_invalid_ratelimit" => config.invalid_ratelimit_us = first * 1000,
-                "tcp_max_orphans" => config.max_orphans = number,
-                "tcp_max_syn_backlog" => config.max_syn_backlog = number,
-                "tcp_max_tw_buckets" => config.max_time_wait = number,
-                "tcp_min_tso_segs" => config.min_gso_segments = number,
-                // 0 stands for the kernel's own number.
-                "tcp_orphan_retries" if on => config.orphan_retries = byte,
-                "tcp_retries2" => config.retries2 = byte,
-                "tcp_rmem" => config.rmem = (middle, last),
-                "tcp_sack" => config.sack = on,
-                "tcp_slow_start_after_idle" => config.restarts_after_idle = on,
-                "tcp_syn_linear_timeouts" => config.syn_linear_timeouts = byte,
-                "tcp_syn_retries" => config.syn_retries = byte,
-                "tcp_synack_retries" => config.synack_retries = byte,
-                "tcp_syncookies" => config.syncookies = on,
-                "tcp_timestamps" => config.timestamps = on,
-                "tcp_window_scaling" => config.window_scaling = on,
-                "tcp_wmem" => config.wmem = (middle, last),
-                _ => {}
-            }
+        for (name, value) in &self.changed {
+            set(&mut config, name, value);
         }
         config
     }
@@ -140,6 +111,70 @@ impl Sysctls {
     /// Bytes not sent from which on no more are taken, of sockets without an option of their own.
     pub(crate) fn unsent_limit(&self) -> Option<NonZeroU32> {
         self.changed.get("tcp_notsent_lowat")?.parse().ok()
+    }
+}
+
+/// Takes a setting by the sysctl's name and value. Those of other names are not TCP's, or taken elsewhere.
+pub(crate) fn set(config: &mut TcpConfig, name: &str, value: &str) {
+    let words: Vec<u64> = value.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let first = words.first().copied().unwrap_or(0);
+    let last = u32::try_from(words.last().copied().unwrap_or(0)).unwrap_or(u32::MAX);
+    let middle = u32::try_from(words.get(1).copied().unwrap_or(0)).unwrap_or(u32::MAX);
+    let byte = u8::try_from(first).unwrap_or(u8::MAX);
+    let number = u32::try_from(first).unwrap_or(u32::MAX);
+    match name {
+        "tcp_congestion_control" => match value {
+            "reno" => config.congestion = Algorithm::NewReno,
+            "cubic" => config.congestion = Algorithm::Cubic,
+            _ => {}
+        },
+        "tcp_ecn" => (config.asks_ecn, config.accepts_ecn) = (first == 1, first != 0),
+        "tcp_fastopen" => config.fast_open = FastOpen(number),
+        "tcp_fastopen_blackhole_timeout_sec" => {
+            config.fast_open_blackhole_timeout_us = first * SECOND_US;
+        }
+        "tcp_fin_timeout" => config.fin_timeout_us = first * SECOND_US,
+        "tcp_invalid_ratelimit" => config.invalid_ratelimit_us = first * 1000,
+        "tcp_max_orphans" => config.max_orphans = number,
+        "tcp_max_syn_backlog" => config.max_syn_backlog = number,
+        "tcp_max_tw_buckets" => config.max_time_wait = number,
+        "tcp_min_tso_segs" => config.min_gso_segments = number,
+        // 0 stands for the kernel's own number.
+        "tcp_orphan_retries" if first != 0 => config.orphan_retries = byte,
+        "tcp_reordering" => config.reordering = number,
+        "tcp_retries2" => config.retries2 = byte,
+        "tcp_rmem" => config.rmem = (middle, last),
+        "tcp_syn_linear_timeouts" => config.syn_linear_timeouts = byte,
+        "tcp_syn_retries" => config.syn_retries = byte,
+        "tcp_synack_retries" => config.synack_retries = byte,
+        "tcp_syncookies" => {
+            config.syncookies = match first {
+                0 => SynCookies::Off,
+                1 => SynCookies::WhenFull,
+                _ => SynCookies::Always,
+            };
+        }
+        "tcp_wmem" => config.wmem = (middle, last),
+        _ => switch(config, name, first),
+    }
+}
+
+/// Takes a setting that is on or off.
+fn switch(config: &mut TcpConfig, name: &str, value: u64) {
+    let on = value != 0;
+    match name {
+        "tcp_dsack" => config.dsack = on,
+        // The others once were of early retransmission, which the kernel has no longer.
+        "tcp_early_retrans" => config.loss_probes = matches!(value, 3 | 4),
+        "tcp_ecn_fallback" => config.ecn_fallback = on,
+        "tcp_frto" => config.frto = on,
+        "tcp_rfc1337" => config.ignores_time_wait_resets = on,
+        "tcp_sack" => config.sack = on,
+        "tcp_slow_start_after_idle" => config.restarts_after_idle = on,
+        "tcp_stdurg" => config.urgent_at_pointer = on,
+        "tcp_timestamps" => config.timestamps = on,
+        "tcp_window_scaling" => config.window_scaling = on,
+        _ => {}
     }
 }
 

@@ -74,8 +74,8 @@ pub struct TcpConfig {
     pub wmem: (u32, u32),
     /// Connections of which no ACK was received yet, at most (`tcp_max_syn_backlog`).
     pub max_syn_backlog: u32,
-    /// True to answer SYNs beyond that by cookies (`tcp_syncookies`).
-    pub syncookies: bool,
+    /// SYNs that are answered by cookies (`tcp_syncookies`).
+    pub syncookies: SynCookies,
     /// Cookies for SYNs that came for the first time, at most, a second and CPU; 0 for no limit, as in the
     /// kernel. Beyond it a SYN is answered once it comes again.
     pub cookies_per_s: u32,
@@ -83,12 +83,26 @@ pub struct TcpConfig {
     pub accepts_ecn: bool,
     /// True to ask for ECN (`tcp_ecn` 1).
     pub asks_ecn: bool,
+    /// True to ask for ECN in the first SYN only (`tcp_ecn_fallback`): a path may drop those that ask.
+    pub ecn_fallback: bool,
     /// Timestamps (`tcp_timestamps`).
     pub timestamps: bool,
     /// Window scaling (`tcp_window_scaling`).
     pub window_scaling: bool,
     /// Selective acknowledgements (`tcp_sack`).
     pub sack: bool,
+    /// Tells what came twice by a selective acknowledgement (`tcp_dsack`, RFC 2883).
+    pub dsack: bool,
+    /// Tail loss probes (`tcp_early_retrans`, RFC 8985).
+    pub loss_probes: bool,
+    /// Finds out if a time-out was spurious (`tcp_frto`, RFC 5682).
+    pub frto: bool,
+    /// Segments by which others overtake one, at most, before that counts as lost: as a connection begins (`tcp_reordering`).
+    pub reordering: u32,
+    /// True if urgent pointers point at the urgent byte (`tcp_stdurg`), and not behind it.
+    pub urgent_at_pointer: bool,
+    /// True if a reset does not end TIME-WAIT (`tcp_rfc1337`).
+    pub ignores_time_wait_resets: bool,
     /// Sides of Fast Open that are on (`tcp_fastopen`, RFC 7413): as in the kernel, that of clients.
     pub fast_open: FastOpen,
     /// Time for which no client of the host sends data in its SYN after a path has swallowed such SYNs, in µs: twice as
@@ -151,13 +165,20 @@ impl TcpConfig {
         rmem: (131_072, 32 << 20),
         wmem: (16_384, 4 << 20),
         max_syn_backlog: 4096,
-        syncookies: true,
+        syncookies: SynCookies::WhenFull,
         cookies_per_s: 0,
         accepts_ecn: true,
         asks_ecn: false,
+        ecn_fallback: true,
         timestamps: true,
         window_scaling: true,
         sack: true,
+        dsack: true,
+        loss_probes: true,
+        frto: true,
+        reordering: DUP_THRESHOLD,
+        urgent_at_pointer: false,
+        ignores_time_wait_resets: false,
         fast_open: FastOpen::CLIENT,
         fast_open_blackhole_timeout_us: 0,
         max_sockets: 1 << 20,
@@ -194,6 +215,18 @@ pub enum Algorithm {
     /// RFC 9438.
     #[default]
     Cubic,
+}
+
+/// SYNs that a listener answers by cookies, without a memory of them (RFC 4987, section 3.6).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SynCookies {
+    /// None: those beyond the backlog are dropped (`tcp_syncookies` 0).
+    Off,
+    /// Those beyond the backlog (`tcp_syncookies` 1).
+    #[default]
+    WhenFull,
+    /// All, but those that reopen a connection in TIME-WAIT (`tcp_syncookies` 2).
+    Always,
 }
 
 /// Search for the largest packet that a path takes (RFC 4821), of each connection by itself.

@@ -26,7 +26,7 @@ pub(super) struct RoundTrip {
     /// Smallest round trip of the window that began at `min_since_s`, in µs.
     min_us: u32,
     min_since_s: u32,
-    /// Time-out without backoff, in µs.
+    /// Time-out, with its doublings since the last sample, in µs (`icsk_rto`).
     rto_us: u32,
 }
 
@@ -71,7 +71,15 @@ impl RoundTrip {
         } else {
             self.smooth(sample_us, is_new_round);
         }
-        self.rto_us = (self.srtt_us + self.rttvar_us).min(MAX_US);
+        self.rto_us = self.base_us();
+    }
+
+    /// Time-out without doublings, by the samples.
+    fn base_us(&self) -> u32 {
+        match self.srtt_us {
+            0 => INITIAL_US,
+            srtt_us => (srtt_us + self.rttvar_us).min(MAX_US),
+        }
     }
 
     fn smooth(&mut self, sample_us: u32, is_new_round: bool) {
@@ -109,12 +117,23 @@ impl RoundTrip {
         self.mdev_us.into()
     }
 
-    /// Retransmission time-out without backoff, in µs.
+    /// Retransmission time-out, in µs. Only a sample ends its doublings (RFC 6298, section 5.7; Karn's rule).
     pub(super) fn rto_us(&self) -> u64 {
         self.rto_us.into()
     }
 
-    /// Time-out after `backoff` doublings, in µs.
+    /// Doubles the time-out, as it is over.
+    pub(super) fn back_off(&mut self) {
+        self.rto_us = self.rto_us.saturating_mul(2).min(MAX_US);
+    }
+
+    /// Sets the time-out to that of the samples, after `backoff` doublings.
+    pub(super) fn set_backoff(&mut self, backoff: u8) {
+        self.rto_us = self.base_us();
+        self.rto_us = us_u32(self.backed_off_us(backoff));
+    }
+
+    /// Interval of `backoff` doublings that begins with the time-out, in µs (`inet_csk_rto_backoff`).
     pub(super) fn backed_off_us(&self, backoff: u8) -> u64 {
         let factor = 1_u64.checked_shl(backoff.into()).unwrap_or(u64::MAX);
         u64::from(self.rto_us).saturating_mul(factor).min(RTO_MAX_US)
@@ -156,6 +175,23 @@ mod tests {
         let times: Vec<_> = (0..4).map(|backoff| rtt.backed_off_us(backoff)).collect();
         assert_eq!(times, [250_000, 500_000, 1_000_000, 2_000_000]);
         assert_eq!(rtt.backed_off_us(255), RTO_MAX_US);
+    }
+
+    #[test]
+    fn tcp_2_only_sample_ends_doublings() {
+        let mut rtt = RoundTrip::default();
+        rtt.add(50_000, 0, true);
+        rtt.back_off();
+        rtt.back_off();
+        assert_eq!((rtt.rto_us(), rtt.backed_off_us(1)), (1_000_000, 2_000_000));
+        rtt.set_backoff(1);
+        assert_eq!(rtt.rto_us(), 500_000);
+        rtt.note_smallest(40_000, 1);
+        assert_eq!(rtt.rto_us(), 500_000);
+        rtt.estimate(50_000, true);
+        assert_eq!(rtt.rto_us(), 250_000);
+        (0..20).for_each(|_| rtt.back_off());
+        assert_eq!(rtt.rto_us(), RTO_MAX_US);
     }
 
     #[test]

@@ -142,9 +142,9 @@ impl Connection {
             super::recovery::Resend::Nothing
         };
         if facts.sets_timer {
-            self.set_transmit_timer(cx.now_us);
+            self.set_transmit_timer(cx);
         }
-        self.control_window(facts, cx.now_us);
+        self.control_window(facts, cx);
         self.resend(resend, cx);
     }
 

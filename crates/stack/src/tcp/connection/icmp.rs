@@ -74,7 +74,8 @@ impl Connection {
             return;
         }
         self.recovery.backoff -= 1;
-        let at_us = first.sent_us + self.timeout_us();
+        self.rtt.set_backoff(self.recovery.backoff);
+        let at_us = first.sent_us + self.rtt.rto_us();
         if at_us > cx.now_us {
             self.timers.set_retransmit(at_us);
         } else {

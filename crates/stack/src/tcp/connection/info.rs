@@ -224,7 +224,7 @@ impl Connection {
             rtt_us: self.rtt.smoothed_us().unwrap_or(0),
             rttvar_us: self.rtt.deviation_us(),
             minrtt_us: self.rtt.min_us().unwrap_or(0),
-            rto_us: self.timeout_us(),
+            rto_us: self.rtt.rto_us(),
             backoff: self.recovery.backoff,
             retransmits: self.recovery.retransmits,
             cwnd: self.congestion.cwnd,

@@ -187,7 +187,7 @@ pub(super) struct SendState {
     pub(super) max_window: u32,
     /// Payload of a full segment, beside the options that each has.
     pub(super) mss: u32,
-    /// Segment size that the peer announced.
+    /// Largest segment that the peer and the user allow, its options counted (`mss_clamp`).
     pub(super) peer_mss: u32,
     /// Largest packet that the path takes.
     pub(super) path_mtu: u32,

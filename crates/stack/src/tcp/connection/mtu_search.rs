@@ -75,12 +75,7 @@ impl Connection {
 
     /// Packet of the largest segment that the peer and the user allow.
     fn largest_of_peer(&self) -> u32 {
-        self.largest_segment() + self.flow().header_bytes()
-    }
-
-    /// Largest segment that the peer and the user allow, its options counted (`mss_clamp`).
-    fn largest_segment(&self) -> u32 {
-        self.options.rare.max_segment.map_or(u32::MAX, u32::from).min(self.send.peer_mss)
+        self.send.peer_mss + self.flow().header_bytes()
     }
 
     /// Options that each segment has.
@@ -91,7 +86,7 @@ impl Connection {
     /// Payload of a full segment in a packet of this size (`tcp_mtu_to_mss`).
     pub(super) fn payload_in(&self, packet_bytes: u32, config: &TcpConfig) -> u32 {
         let segment = packet_bytes.saturating_sub(self.flow().header_bytes());
-        let segment = segment.min(self.largest_segment()).max(config.min_snd_mss);
+        let segment = segment.min(self.send.peer_mss).max(config.min_snd_mss);
         segment.saturating_sub(self.option_bytes()).max(SMALLEST_PAYLOAD_BYTES)
     }
 

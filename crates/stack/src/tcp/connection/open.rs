@@ -112,7 +112,7 @@ impl Connection {
             send,
             receive,
             sent: OnDemand::default(),
-            recovery: Recovery::new(sequence),
+            recovery: Recovery::new(sequence, config.reordering),
             congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
             rtt: RoundTrip::default(),
             delayed: DelayedAck::default(),
@@ -145,6 +145,11 @@ impl Connection {
                 .window_scaling
                 .then(|| WindowScales { send: 0, receive: scale_for(&begin.options, cx.config) }),
         };
+        connection.send.peer_mss = begin
+            .options
+            .max_segment
+            .map_or_else(|| u32::from(begin.flow.default_mss()), u32::from)
+            .max(MIN_MSS);
         // As the kernel: what is offered counts for the first segments, even if the peer does not agree.
         connection.begin_mtu_search(cx);
         connection.state = State::SynSent;
@@ -254,8 +259,11 @@ impl Connection {
         if let Some(stamps) = options.timestamps {
             (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, cx.now_us);
         }
+        // As the kernel: to a peer that announces none, as much as the user allows, which is more than the default perhaps.
+        let of_user = self.options.rare.max_segment;
+        let mss = options.mss_within(of_user).or(of_user);
         self.send.peer_mss =
-            u32::from(options.mss.unwrap_or_else(|| self.flow().default_mss())).max(MIN_MSS);
+            u32::from(mss.unwrap_or_else(|| self.flow().default_mss())).max(MIN_MSS);
         self.set_mss(cx.config);
     }
 
@@ -275,7 +283,7 @@ impl Connection {
                 return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
             }
             let is_stale = segment.options.timestamps.is_some_and(|stamps| {
-                let sent = self.first_stamp().wrapping_sub(1);
+                let sent = self.first_stamp();
                 let now = self.timestamp(cx.now_us);
                 stamps.echo != 0 && now.wrapping_sub(stamps.echo) > now.wrapping_sub(sent)
             });
@@ -372,7 +380,9 @@ impl Connection {
     /// A SYN that crossed ours.
     fn open_simultaneously(&mut self, segment: &Segment, cx: &mut Context<'_>) {
         self.agree(&segment.options, cx);
-        self.agreed.ecn = false;
+        // Unlike the kernel, not after a SYN that no longer asked: nor will the answer say so.
+        let has_asked = self.recovery.syn_timeouts == 0 || !cx.config.ecn_fallback;
+        self.agreed.ecn &= has_asked && segment.has(Flags::ECE) && segment.has(Flags::CWR);
         self.begin_receiving(segment);
         self.send.window = u32::from(segment.window);
         self.send.max_window = self.send.window;

@@ -166,7 +166,11 @@ impl Connection {
 
     /// Arms a tail loss probe instead of the retransmission timer, if one is due
     /// (`tcp_schedule_loss_probe`). Returns false if not.
-    pub(super) fn schedule_loss_probe(&mut self, now_us: u64, is_progress: bool) -> bool {
+    pub(super) fn schedule_loss_probe(&mut self, is_progress: bool, cx: &Context<'_>) -> bool {
+        let now_us = cx.now_us;
+        if !cx.config.loss_probes {
+            return false;
+        }
         if self.sent.is_empty() || !self.agreed.sack || !self.recovery.allows_probe() {
             return false;
         }
@@ -179,10 +183,10 @@ impl Connection {
             None => RTO_INITIAL_US,
         };
         let rto_us = if is_progress {
-            self.timeout_us()
+            self.rtt.rto_us()
         } else {
             let head_us = self.sent.first().map_or(now_us, |sent| sent.sent_us);
-            (head_us + self.timeout_us()).saturating_sub(now_us)
+            (head_us + self.rtt.rto_us()).saturating_sub(now_us)
         };
         if rto_us > 0 {
             wait_us = wait_us.min(rto_us);

@@ -189,16 +189,37 @@ impl Connection {
             // The FIN is processed below, and leads to TIME-WAIT.
             return None;
         }
+        if stay_us > TIME_WAIT_US {
+            self.set_end(cx.now_us + stay_us - TIME_WAIT_US);
+            return None;
+        }
         self.hand_over(Substate::FinWait2, stay_us, cx);
         Some(Answer::None)
+    }
+
+    /// The time of FIN-WAIT-2 without an owner as a connection is over, if it is longer than that of TIME-WAIT
+    /// (`tcp_keepalive_timer`): as much of it goes on in the table.
+    pub(super) fn end_wait_without_owner(&mut self, cx: &mut Context<'_>) {
+        match self.fin_timeout_us(cx) {
+            Some(wait_us) if wait_us > TIME_WAIT_US => {
+                let least_us = self.least_fin_timeout_us();
+                let stay_us = (wait_us - TIME_WAIT_US).max(least_us);
+                self.hand_over(Substate::FinWait2, stay_us, cx);
+            }
+            _ => self.abort(cx),
+        }
     }
 
     /// Time that a connection without an owner stays in FIN-WAIT-2; `None` for not at all.
     pub(super) fn fin_timeout_us(&self, cx: &Context<'_>) -> Option<u64> {
         let wanted = self.options.rare.fin_timeout_us.map_or(cx.config.fin_timeout_us, u64::from);
-        // As the kernel: at least 3.5 time-outs, so that a retransmitted FIN is answered.
-        let rto = self.rtt.rto_us();
-        (wanted > 0).then(|| wanted.max((rto << 2) - (rto >> 1)))
+        (wanted > 0).then(|| wanted.max(self.least_fin_timeout_us()))
+    }
+
+    /// Time that a FIN is awaited at least, as in the kernel: 3.5 time-outs, so that one sent again is answered.
+    fn least_fin_timeout_us(&self) -> u64 {
+        let rto_us = self.rtt.rto_us();
+        (rto_us << 2) - (rto_us >> 1)
     }
 
     pub(super) fn is_fin_acked(&self) -> bool {

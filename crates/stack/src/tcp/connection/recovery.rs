@@ -1,7 +1,6 @@
 //! Loss recovery: its phases, and what ends them (`tcp_fastretrans_alert`; RFC 5681, 6582, 6675,
 //! 5682, 3522).
 
-use super::super::config::DUP_THRESHOLD;
 use super::super::on_demand::{Initial, OnDemand};
 use super::super::seq::Seq;
 use super::super::wire::SackBlocks;
@@ -32,7 +31,7 @@ pub(super) struct Recovery {
     pub(super) phase: Phase,
     /// `snd_nxt` when the phase began: the phase ends when that is acknowledged.
     pub(super) high_seq: Seq,
-    /// Time-outs since the last progress, and doublings of the time-out.
+    /// Time-outs since the last progress, and doublings of the time-out, or of the interval of probes (`icsk_backoff`).
     pub(super) retransmits: u8,
     pub(super) backoff: u8,
     /// Time-outs of the SYN.
@@ -120,7 +119,7 @@ pub(super) enum Resend {
 }
 
 impl Recovery {
-    pub(super) fn new(start: Seq) -> Self {
+    pub(super) fn new(start: Seq, reordering: u32) -> Self {
         Self {
             phase: Phase::Open,
             high_seq: start,
@@ -130,7 +129,7 @@ impl Recovery {
             probes_out: 0,
             probing_since_ms: 0,
             rack: Rack::default(),
-            reordering: DUP_THRESHOLD,
+            reordering,
             reorderings: 0,
             round_end: start,
             max_outstanding: 0,
@@ -505,7 +504,7 @@ impl Connection {
                 };
                 counter.add(count.into());
                 if index == 0 && !self.timers.is_reorder() {
-                    self.timers.set_retransmit(cx.now_us + self.timeout_us());
+                    self.timers.set_retransmit(cx.now_us + self.rtt.rto_us());
                 }
             }
             index += count.max(1) as usize;
@@ -530,9 +529,10 @@ impl Connection {
             }
         }
         let was_open = self.recovery.phase < Phase::Recovery;
-        if self.recovery.phase <= Phase::Disorder && self.sent.sacked >= DUP_THRESHOLD {
+        let usual = cx.config.reordering;
+        if self.recovery.phase <= Phase::Disorder && self.sent.sacked >= usual {
             // Segments overtake each other less than was thought.
-            self.recovery.reordering = self.recovery.reordering.min(DUP_THRESHOLD);
+            self.recovery.reordering = self.recovery.reordering.min(usual);
         }
         let is_new = self.recovery.phase <= Phase::Disorder
             || !self.recovery.high_seq.is_after(self.send.una)
@@ -549,7 +549,8 @@ impl Connection {
         self.congestion.restart();
         self.recovery.phase = Phase::Loss;
         self.recovery.high_seq = self.send.next;
-        self.recovery.repair.is_frto = was_open || self.recovery.retransmits > 0;
+        self.recovery.repair.is_frto =
+            cx.config.frto && (was_open || self.recovery.retransmits > 0);
         self.recovery.loss_probe = None;
         self.cwr_is_due = self.agreed.ecn;
     }

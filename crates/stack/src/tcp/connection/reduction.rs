@@ -1,10 +1,9 @@
 //! Reduction of the congestion window after a loss or a mark, and its growth otherwise
 //! (`tcp_cong_control`; RFC 6937).
 
-use super::super::config::DUP_THRESHOLD;
-use super::Connection;
 use super::ack::AckFacts;
 use super::recovery::Phase;
+use super::{Connection, Context};
 
 impl Connection {
     /// Reduces the window once for a mark of congestion (`tcp_enter_cwr`).
@@ -81,10 +80,11 @@ impl Connection {
     }
 
     /// Adjusts the window after an ACK (`tcp_cong_control`).
-    pub(super) fn control_window(&mut self, facts: &AckFacts, now_us: u64) {
+    pub(super) fn control_window(&mut self, facts: &AckFacts, cx: &Context<'_>) {
+        let now_us = cx.now_us;
         self.tally.delivered = self.tally.delivered.wrapping_add(facts.delivered);
         // As `tcp_may_raise_cwnd`.
-        let tolerates_reordering = self.recovery.reordering > DUP_THRESHOLD;
+        let tolerates_reordering = self.recovery.reordering > cx.config.reordering;
         if self.recovery.is_reducing() {
             self.reduce_window(facts.delivered, facts.lost, facts);
         } else if (facts.data_acked || facts.data_sacked && tolerates_reordering)

@@ -103,7 +103,7 @@ impl Connection {
         };
         if has_sent {
             self.recovery.note_sent(self.sent.len() - before);
-            self.schedule_loss_probe(cx.now_us, false);
+            self.schedule_loss_probe(false, cx);
         }
         if halt == Halt::PeerWindow {
             self.begin_sending(Sending::PeerWindow, cx.now_us);

@@ -2,12 +2,10 @@
 
 use std::num::{NonZeroU8, NonZeroU64};
 
-use super::super::config::{
-    MS, RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US, TIMEOUT_MIN_US,
-};
+use super::super::config::{MS, RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIMEOUT_MIN_US};
 use super::super::error::TcpError;
 use super::info::Cause;
-use super::{Connection, Context, State, Substate, ms_since, stamp_ms};
+use super::{Connection, Context, State, ms_since, stamp_ms};
 
 /// Time after which a peer whose window shrank is given up, in µs.
 const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
@@ -187,11 +185,6 @@ impl Connection {
         self.release_if_idle(cx.now_us);
     }
 
-    /// Time-out with its backoff, in µs.
-    pub(super) fn timeout_us(&self) -> u64 {
-        self.rtt.backed_off_us(self.recovery.backoff)
-    }
-
     /// Arms the retransmission timer for what is in flight (`tcp_rearm_rto`).
     pub(super) fn rearm_retransmit(&mut self, now_us: u64) {
         if self.awaits_ack() {
@@ -199,18 +192,18 @@ impl Connection {
             return;
         }
         let Some(first) = self.sent.first() else { return self.timers.clear_retransmit() };
-        let mut at_us = now_us + self.timeout_us();
+        let mut at_us = now_us + self.rtt.rto_us();
         if self.timers.is_reorder() || self.timers.is_loss_probe() {
-            at_us = (first.sent_us + self.timeout_us()).max(now_us + 1);
+            at_us = (first.sent_us + self.rtt.rto_us()).max(now_us + 1);
         }
         self.timers.set_retransmit(at_us);
     }
 
     /// After an ACK that moved something (`tcp_set_xmit_timer`).
-    pub(super) fn set_transmit_timer(&mut self, now_us: u64) {
-        if !self.schedule_loss_probe(now_us, true) && !self.awaits_ack() {
+    pub(super) fn set_transmit_timer(&mut self, cx: &Context<'_>) {
+        if !self.schedule_loss_probe(true, cx) && !self.awaits_ack() {
             self.timers.clear_retransmit();
-            self.rearm_retransmit(now_us);
+            self.rearm_retransmit(cx.now_us);
         }
     }
 
@@ -234,6 +227,7 @@ impl Connection {
         }
         if is_opening {
             self.recovery.syn_timeouts = self.recovery.syn_timeouts.saturating_add(1);
+            self.cwr_is_due = self.agreed.ecn;
         } else {
             let is_narrower = self.suspect_black_hole(cx);
             self.enter_loss(cx);
@@ -247,9 +241,9 @@ impl Connection {
         let is_linear = self.state == State::SynSent
             && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;
         if !is_linear {
-            self.recovery.backoff = self.recovery.backoff.saturating_add(1);
+            self.back_off();
         }
-        let at_us = cx.now_us + self.clamp_to_user_timeout(self.timeout_us(), cx.now_us);
+        let at_us = cx.now_us + self.clamp_to_user_timeout(self.rtt.rto_us(), cx.now_us);
         self.timers.set_retransmit(at_us);
     }
 
@@ -260,9 +254,15 @@ impl Connection {
         }
         self.enter_loss(cx);
         self.retransmit(0, Cause::Timeout, cx);
-        self.recovery.backoff = self.recovery.backoff.saturating_add(1);
-        let at_us = cx.now_us + self.clamp_to_user_timeout(self.timeout_us(), cx.now_us);
+        self.back_off();
+        let at_us = cx.now_us + self.clamp_to_user_timeout(self.rtt.rto_us(), cx.now_us);
         self.timers.set_retransmit(at_us);
+    }
+
+    /// Doubles the time-out.
+    fn back_off(&mut self) {
+        self.recovery.backoff = self.recovery.backoff.saturating_add(1);
+        self.rtt.back_off();
     }
 
     /// `tcp_rtx_probe0_timed_out`: the peer is silent, or the user does not want its answers to count.
@@ -342,7 +342,7 @@ impl Connection {
         let is_over = user_us > 0 && self.probing_us(cx.now_us) >= user_us;
         let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
         // Answers do not keep an orphan alive for ever: its peer may never open the window.
-        let is_stale = self.is_orphan && self.timeout_us() >= RTO_MAX_US;
+        let is_stale = self.is_orphan && self.probe_interval_us() >= RTO_MAX_US;
         if is_over || is_stale || self.recovery.probes_out >= limit {
             return self.give_up(cx);
         }
@@ -396,7 +396,7 @@ impl Connection {
     /// `tcp_keepalive_timer`.
     fn on_keepalive_timer(&mut self, cx: &mut Context<'_>) {
         if self.state == State::FinWait2 && self.is_orphan {
-            return self.hand_over(Substate::FinWait2, TIME_WAIT_US, cx);
+            return self.end_wait_without_owner(cx);
         }
         if !self.options.keepalive || matches!(self.state, State::Closed | State::SynSent) {
             return;

@@ -87,8 +87,11 @@ impl Connection {
         let (mut flags, ack) = (Flags::SYN, if is_answer { self.receive.next } else { Seq(0) });
         if is_answer {
             flags = flags.with(Flags::ACK);
+            if self.agreed.ecn {
+                flags = flags.with(Flags::ECE);
+            }
             self.receive.acked = self.receive.next;
-        } else if self.agreed.ecn && self.recovery.syn_timeouts == 0 {
+        } else if self.agreed.ecn && (self.recovery.syn_timeouts == 0 || !cx.config.ecn_fallback) {
             flags = flags.with(Flags::ECE).with(Flags::CWR);
         }
         let stamp = self.timestamp(cx.now_us);

@@ -46,8 +46,9 @@ impl Connection {
 
     /// `tcp_check_urg`.
     fn note_urgent_place(&mut self, segment: &Segment, cx: &mut Context<'_>) {
-        // The kernel's reading: the pointer is behind the urgent byte.
-        let at = segment.seq + u32::from(segment.urgent).saturating_sub(1);
+        // The kernel's reading, unless it is told RFC 1122's: the pointer is behind the urgent byte.
+        let behind = u32::from(!cx.config.urgent_at_pointer);
+        let at = segment.seq + u32::from(segment.urgent).saturating_sub(behind);
         let is_old = at.is_before(self.read_seq()) || at.is_before(self.receive.next);
         let is_known = self.urgent_seq().is_some_and(|urgent| !at.is_after(urgent));
         if !is_old && !is_known {

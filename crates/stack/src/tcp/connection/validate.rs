@@ -185,7 +185,7 @@ impl Connection {
 
     /// Reports bytes that were received before (D-SACK, RFC 2883).
     pub(super) fn report_duplicate(&mut self, start: Seq, end: Seq, cx: &Context<'_>) {
-        if self.agreed.sack && end.is_after(start) {
+        if self.agreed.sack && cx.config.dsack && end.is_after(start) {
             if start.is_before(self.receive.next) {
                 cx.counters.dsack_old_sent.add(1);
             } else {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::{RTO_INITIAL_US, TcpOptions};
+use super::super::config::{RTO_INITIAL_US, SynCookies, TcpOptions};
 use super::super::connection::{
     Accepted, Agreed, Answer, Connection, WindowScales, scale_for, stamp_ms,
 };
@@ -89,13 +89,16 @@ impl Tcp {
         let requests = listener.queues.requests.load(Ordering::Relaxed);
         // A SYN that reopens a connection in TIME-WAIT has a place in any case (`tcp_conn_request`). One more than the
         // backlog fits, as in the kernel since 6.13 (`inet_csk_reqsk_queue_is_full`).
+        let cookies = self.config.syncookies;
         let is_full = continues_at.is_none()
-            && (requests > listener.backlog || requests >= self.config.max_syn_backlog.max(1));
+            && (cookies == SynCookies::Always
+                || requests > listener.backlog
+                || requests >= self.config.max_syn_backlog.max(1));
         if !self.takes(index, flow) || self.refuse_if_full(index) {
             return;
         }
         let is_owner = || self.answers(index, flow);
-        let wants_cookie = is_full && self.config.syncookies && is_owner();
+        let wants_cookie = is_full && cookies != SynCookies::Off && is_owner();
         if is_full && !(wants_cookie && self.may_send_cookie(flow, segment.seq, out.now_us)) {
             self.counters.req_q_full_drop.add(1);
             self.counters.listen_drops.add(1);
@@ -159,7 +162,7 @@ impl Tcp {
         let new = Request::new(flow, listener, agreed, options, config, mtu_bytes, now_us);
         Request {
             peer_sequence: segment.seq,
-            peer_mss: offers.mss.unwrap_or(new.peer_mss),
+            peer_mss: offers.mss_within(options.max_segment).unwrap_or(new.peer_mss),
             timestamp: offers.timestamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: self.secret.timestamp_offset(flow),
             ..new

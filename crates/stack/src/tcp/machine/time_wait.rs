@@ -3,7 +3,7 @@
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::TIME_WAIT_US;
+use super::super::config::{TIME_WAIT_US, TcpConfig};
 use super::super::connection::{Answer, Substate, TimeWaitEntry, stamp_ms};
 use super::super::flow::{Flow, PackedFlow};
 use super::super::seq::Seq;
@@ -150,7 +150,7 @@ impl Tcp {
         let flow = entry.flow();
         let (outcome, stays) = match entry.substate {
             Substate::FinWait2 => entry.process_in_fin_wait_2(segment),
-            Substate::TimeWait => entry.process(segment),
+            Substate::TimeWait => entry.process(segment, &self.config),
         };
         if stays {
             self.time_wait_timers.arm(at, out.now_us + TIME_WAIT_US, out.now_us);
@@ -301,18 +301,19 @@ impl TimeWait {
         (Outcome::Acknowledge, true)
     }
 
-    fn process(&mut self, segment: &Segment) -> (Outcome, bool) {
+    fn process(&mut self, segment: &Segment, config: &TcpConfig) -> (Outcome, bool) {
         let is_old = self.is_old(segment);
         let is_expected =
             segment.seq == self.receive_next && (segment.len() == 0 || segment.has(Flags::RST));
         if !is_old && is_expected {
-            if segment.has(Flags::RST) {
+            let is_reset = segment.has(Flags::RST);
+            if is_reset && !config.ignores_time_wait_resets {
                 return (Outcome::End, false);
             }
             if let Some(stamps) = segment.options.timestamps.filter(|_| self.has_timestamps) {
                 self.timestamp = stamps.value;
             }
-            return (Outcome::Ignore, true);
+            return (Outcome::Ignore, !is_reset);
         }
         if self.allows(segment) {
             return (Outcome::Reopen, false);

@@ -139,6 +139,11 @@ fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8])) -> usize {
 }
 
 impl Options {
+    /// Segment size that is announced, within that of the user.
+    pub(in crate::tcp) fn mss_within(&self, of_user: Option<u16>) -> Option<u16> {
+        self.mss.map(|mss| of_user.map_or(mss, |most| mss.min(most)))
+    }
+
     fn note(&mut self, kind: u8, value: &[u8], is_syn: bool) {
         match (kind, value) {
             (MSS, &[high, low]) if is_syn => {

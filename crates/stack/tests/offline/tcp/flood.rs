@@ -1,6 +1,6 @@
 //! SYN floods, and the memory of connections.
 
-use forebay_stack::tcp::{TcpConfig, TcpError, TcpOut};
+use forebay_stack::tcp::{SynCookies, TcpConfig, TcpError, TcpOut};
 
 use super::forged::{Forged, bytes_of, say};
 use super::pair::{Faults, MTU, Pair};
@@ -36,7 +36,8 @@ fn sum(bytes: &[u8]) -> u16 {
 #[test]
 fn tcp_13_flood_leaves_returning_clients() {
     const PORT: u16 = 5000;
-    let config = TcpConfig { max_syn_backlog: 1, syncookies: false, ..TcpConfig::default() };
+    let config =
+        TcpConfig { max_syn_backlog: 1, syncookies: SynCookies::Off, ..TcpConfig::default() };
     let mut pair = Pair::new(1, Faults { delay_us: 5_000, ..Faults::default() }, [config; 2]);
     let (here, there) = (pair.address(0, PORT), pair.address(1, 80));
     let listener = pair.hosts[1].tcp.socket().unwrap();
@@ -70,7 +71,7 @@ fn tcp_13_flood_leaves_returning_clients() {
 #[test]
 fn tcp_13_requests_fit_as_in_kernel() {
     for backlog in [0, 1, 2, 5] {
-        let config = TcpConfig { syncookies: false, ..TcpConfig::default() };
+        let config = TcpConfig { syncookies: SynCookies::Off, ..TcpConfig::default() };
         let mut pair = Pair::new(1, Faults::default(), [config; 2]);
         let there = pair.address(1, 80);
         let tcp = &mut pair.hosts[1].tcp;

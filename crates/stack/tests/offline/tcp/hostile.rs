@@ -102,6 +102,31 @@ fn tcp_5_crossed_window_is_not_scaled() {
     assert_eq!((info.state, info.send_window_bytes), (State::Established, 5000));
 }
 
+/// It is of another connection with the same ends (`PAWSActiveRejected`).
+#[test]
+fn tcp_17_echo_before_syn_is_reset() {
+    let mut pair = lone();
+    let socket = pair.hosts[1].tcp.socket().unwrap();
+    let ends = (pair.address(1, 80), pair.address(0, 1000));
+    let (now_us, mut sent) = (pair.now_us, Vec::new());
+    let begun =
+        pair.hosts[1].call(now_us, &mut sent, |tcp, out| tcp.connect(socket, ends, MTU, out));
+    assert_eq!(begun, Err(TcpError::InProgress));
+    let number = |at: usize| u32::from_be_bytes(sent[0][at..at + 4].try_into().unwrap());
+    // Behind the options of the segment size and of SACK.
+    let (seq, stamp) = (number(24), number(48));
+    let mut answer = |echo: u32| {
+        let mut options = vec![8, 10, 0, 0, 0, 7];
+        options.extend(echo.to_be_bytes());
+        let syn_ack = Forged { options, ..Forged::plain(SYN | ACK, 0) };
+        say(&mut pair, 1000, &syn_ack, (0, seq.wrapping_add(1)))
+    };
+    let rst = 4;
+    assert_eq!(answer(stamp.wrapping_sub(1)).map(|(_, flags)| flags), Some(rst));
+    assert_eq!(answer(stamp.wrapping_add(1)).map(|(_, flags)| flags), Some(rst));
+    assert_eq!(answer(stamp).map(|(_, flags)| flags), Some(ACK));
+}
+
 /// A SYN that reopens a connection in TIME-WAIT is one to the listener (`IP_MINTTL`).
 #[test]
 fn tcp_17_far_syn_reopens_nothing() {
