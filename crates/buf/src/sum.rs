@@ -160,7 +160,8 @@ mod avx2 {
             store(to, vector);
             one.add(vector);
         }
-        one.add_up(two) + super::short(from_tail)
+        // What was copied: a peer that shares `from` may have changed it since.
+        one.add_up(two) + super::short(to_tail)
     }
 
     /// Sums of 64-bit lanes, each a pair of 32-bit words.
@@ -271,7 +272,8 @@ mod avx512 {
         let (from, from_tail) = from.as_chunks::<VECTOR_BYTES>();
         let (to, to_tail) = to.as_chunks_mut::<VECTOR_BYTES>();
         to_tail.copy_from_slice(from_tail);
-        let mut one = PairSums::of(load_part(from_tail));
+        // What was copied: a peer that shares `from` may have changed it since.
+        let mut one = PairSums::of(load_part(to_tail));
         let mut two = PairSums::of(_mm512_setzero_si512());
         let (from_pairs, from_single) = from.as_chunks::<2>();
         let (to_pairs, to_single) = to.as_chunks_mut::<2>();

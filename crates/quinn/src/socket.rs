@@ -109,25 +109,27 @@ impl AsyncUdpSocket for Socket {
     }
 
     fn try_send(&self, transmit: &quinn::udp::Transmit<'_>) -> io::Result<()> {
-        let gso_size = transmit.segment_size.unwrap_or(0);
-        let message = Transmit {
-            source: transmit.src_ip,
-            traffic_class: transmit.ecn.map(|ecn| ecn as u8),
-            gso_size: u16::try_from(gso_size).unwrap_or(u16::MAX),
-            ..Transmit::new(transmit.contents, transmit.destination)
-        };
-        match self.socket.try_io(Interest::WRITABLE, |socket| socket.send_msg(&message)) {
-            Ok(_) => Ok(()),
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::BrokenPipe => Err(error),
+        for (number, payload) in payloads(transmit).enumerate() {
+            let message = Transmit {
+                source: transmit.src_ip,
+                traffic_class: transmit.ecn.map(|ecn| ecn as u8),
+                gso_size: u16::try_from(transmit.segment_size.unwrap_or(0)).unwrap_or(u16::MAX),
+                ..Transmit::new(payload, transmit.destination)
+            };
+            let sent = self.socket.try_io(Interest::WRITABLE, |socket| socket.send_msg(&message));
+            match sent.map_err(|error| (error.kind(), error)) {
+                Ok(_) => {}
+                Err((io::ErrorKind::BrokenPipe, error)) => return Err(error),
+                // Quinn sends everything again later, so nothing may have left.
+                Err((io::ErrorKind::WouldBlock, error)) if number == 0 => return Err(error),
                 // Not reported: an error for one destination must not end the whole endpoint.
                 // Quinn's loss detection finds it.
-                _ => {
+                Err(_) => {
                     self.unsent.fetch_add(1, Ordering::Relaxed);
-                    Ok(())
                 }
-            },
+            }
         }
+        Ok(())
     }
 
     fn poll_recv(
@@ -163,6 +165,14 @@ impl AsyncUdpSocket for Socket {
     }
 }
 
+/// Payloads of one send each: as many datagrams as fit, which are fewer than quinn's if the MTU is large.
+fn payloads<'a>(transmit: &quinn::udp::Transmit<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+    let most = Transmit::payload_bytes_max(transmit.destination);
+    let len = transmit.segment_size.map_or(0, |size| most - most % size.max(1));
+    let len = if len == 0 { transmit.contents.len() } else { len };
+    transmit.contents.chunks(len.max(1))
+}
+
 /// Wait of one task until the socket is writable. Every task has a waiter of its own.
 struct Poller {
     socket: Arc<Socket>,
@@ -185,5 +195,34 @@ impl UdpPoller for Poller {
 impl fmt::Debug for Poller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Poller({:?})", self.socket.inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn udp_12_large_segments_fit_in_sends() {
+        let contents = vec![0; 90_000];
+        let lens = |segment_size, len, to: &str| {
+            let transmit = quinn::udp::Transmit {
+                destination: to.parse().unwrap(),
+                ecn: None,
+                contents: &contents[..len],
+                segment_size,
+                src_ip: None,
+            };
+            payloads(&transmit).map(<[u8]>::len).collect::<Vec<_>>()
+        };
+        let (v4, v6) = ("10.9.0.1:443", "[fd09::1]:443");
+        assert_eq!(lens(Some(8_972), 10 * 8_972, v4), [7 * 8_972, 3 * 8_972]);
+        assert_eq!(lens(Some(8_952), 9 * 8_952 + 1, v6), [7 * 8_952, 2 * 8_952 + 1]);
+        assert_eq!(lens(Some(65_507), 65_508, v4), [65_507, 1]);
+        assert_eq!(lens(Some(1_452), 10 * 1_452, v4), [10 * 1_452]);
+        assert_eq!(lens(None, 1_200, v4), [1_200]);
+        assert_eq!(lens(None, 0, v4), [0; 0]);
+        // Longer than any datagram: refused by the send.
+        assert_eq!(lens(Some(70_000), 70_001, v4), [70_001]);
     }
 }

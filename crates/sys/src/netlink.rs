@@ -133,31 +133,102 @@ impl NetlinkSocket {
                 retry_on_intr(|| net::recv(&self.socket, &mut self.buffer[..], RecvFlags::TRUNC));
             let (_, received_bytes) = received?;
             // Truncated: longer than any message that the kernel sends at once.
-            let answer = self.buffer.get(..received_bytes);
-            let mut rest = answer.ok_or(io::ErrorKind::FileTooLarge)?;
-            while !rest.is_empty() {
-                let message = NetlinkMessage::<M>::deserialize(rest);
-                let message = message.map_err(|error| {
-                    io::Error::new(io::ErrorKind::InvalidData, format!("netlink: {error}"))
-                })?;
-                let length = usize::try_from(message.header.length).unwrap_or(rest.len());
-                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-                if message.header.sequence_number != self.sequence {
-                    continue; // the rest of an earlier answer that could not be read
-                }
-                if message.header.flags & NLM_F_DUMP_INTR != 0 {
-                    whole = Whole::Interrupted;
-                }
-                match message.payload {
-                    NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                    NetlinkPayload::Done(_) => return Ok(whole),
-                    NetlinkPayload::Error(error) => match error.code {
-                        None => return Ok(whole), // an acknowledgement
-                        Some(_) => return Err(error.to_io()),
-                    },
-                    _ => {}
-                }
+            let batch = self.buffer.get(..received_bytes);
+            let batch = batch.ok_or(io::ErrorKind::FileTooLarge)?;
+            if read_batch(batch, self.sequence, answers, &mut whole)? {
+                return Ok(whole);
             }
         }
+    }
+}
+
+/// Collects the answers to the request of this number from a batch of messages. True if the batch has the end or the
+/// acknowledgement.
+///
+/// # Errors
+/// The kernel's error, also of a dump that failed after some of its answers; `InvalidData` of what is no message.
+fn read_batch<M>(
+    mut rest: &[u8],
+    sequence: u32,
+    answers: &mut Vec<M>,
+    whole: &mut Whole,
+) -> io::Result<bool>
+where
+    M: NetlinkDeserializable,
+{
+    while !rest.is_empty() {
+        let message = NetlinkMessage::<M>::deserialize(rest);
+        let message = message.map_err(|error| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("netlink: {error}"))
+        })?;
+        let length = usize::try_from(message.header.length).unwrap_or(rest.len());
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        if message.header.sequence_number != sequence {
+            continue; // the rest of an earlier answer that could not be read
+        }
+        if message.header.flags & NLM_F_DUMP_INTR != 0 {
+            *whole = Whole::Interrupted;
+        }
+        match message.payload {
+            NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+            NetlinkPayload::Done(done) => match done.code {
+                0.. => return Ok(true),
+                code => return Err(io::Error::from_raw_os_error(code.saturating_neg())),
+            },
+            NetlinkPayload::Error(error) => match error.code {
+                None => return Ok(true), // an acknowledgement
+                Some(_) => return Err(error.to_io()),
+            },
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::DoneMessage;
+    use netlink_packet_route::link::LinkMessage;
+    use rustix::io::Errno;
+
+    use super::*;
+
+    const SEQUENCE: u32 = 7;
+
+    fn message(sequence: u32, payload: NetlinkPayload<RouteNetlinkMessage>) -> Vec<u8> {
+        let mut header = NetlinkHeader::default();
+        header.sequence_number = sequence;
+        let mut message = NetlinkMessage::new(header, payload);
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        bytes
+    }
+
+    fn done(code: i32) -> NetlinkPayload<RouteNetlinkMessage> {
+        let mut done = DoneMessage::default();
+        done.code = code;
+        NetlinkPayload::Done(done)
+    }
+
+    /// A dump of one link that ends with a code: number of answers, and whether it has ended.
+    fn read(code: i32) -> (usize, io::Result<bool>) {
+        let link = RouteNetlinkMessage::NewLink(LinkMessage::default());
+        let batch = [
+            message(SEQUENCE - 1, done(-1)), // of an earlier request
+            message(SEQUENCE, NetlinkPayload::InnerMessage(link)),
+            message(SEQUENCE, done(code)),
+        ];
+        let (mut answers, mut whole) = (Vec::<RouteNetlinkMessage>::new(), Whole::Yes);
+        let ended = read_batch(&batch.concat(), SEQUENCE, &mut answers, &mut whole);
+        (answers.len(), ended)
+    }
+
+    #[test]
+    fn failed_dump_is_no_whole_one() {
+        let (count, ended) = read(0);
+        assert_eq!((count, ended.unwrap()), (1, true));
+        let (_, ended) = read(-Errno::NOMEM.raw_os_error());
+        assert_eq!(ended.unwrap_err().raw_os_error(), Some(Errno::NOMEM.raw_os_error()));
     }
 }

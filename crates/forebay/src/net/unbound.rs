@@ -74,7 +74,7 @@ impl SocketOptions {
     /// Shares the address with other sockets, each of them one endpoint of a QUIC server. A
     /// datagram goes to the endpoint that issued its destination connection ID, whatever its source
     /// address and the CPU it is delivered on. A datagram without such an ID is distributed as by
-    /// [`reuse_port`](Self::reuse_port). All members have the same `ids`, and each a different
+    /// [`reuse_port`](Self::reuse_port), by its addresses and ports. All members have the same `ids`, and each a different
     /// `place`.
     ///
     /// Flows follow their readers (RFS), and are identified by connection ID if the [flow

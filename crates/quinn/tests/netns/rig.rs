@@ -23,10 +23,20 @@ pub(crate) struct Hosts {
 impl Hosts {
     /// Hosts whose near one has an engine at work, prepared by `prepare`.
     pub(crate) fn new(via: Via, prepare: impl FnOnce(&Net, &NetEngine) + Send) -> Self {
+        Self::with_mtu(via, 1500, prepare)
+    }
+
+    /// As [`new`](Self::new), at a cable of this MTU.
+    pub(crate) fn with_mtu(
+        via: Via,
+        mtu: u16,
+        prepare: impl FnOnce(&Net, &NetEngine) + Send,
+    ) -> Self {
         let (near, far) = (Namespace::new(), Namespace::new());
         Cable { near: (&near, "qua"), far: (&far, "qub") }.lay();
         for (host, name, own, other) in [(&near, "qua", 1, 2), (&far, "qub", 2, 1)] {
             host.command("ip link set lo up");
+            host.command(&format!("ip link set {name} mtu {mtu}"));
             host.command("sysctl -qw net.ipv6.conf.all.disable_ipv6=0");
             host.command(&format!("sysctl -qw net.ipv6.conf.{name}.disable_ipv6=0"));
             host.command(&format!("ip addr add 10.9.0.{own}/24 dev {name}"));

@@ -40,10 +40,14 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("udp_12_large_transfer_both_ways", || {
         echo(Args { streams: 4, bytes: 4 << 20, ..Args::default() });
     }),
+    ("udp_12_jumbo_packets_are_all_sent", jumbo),
     ("udp_12_two_datagram_readers", datagrams),
     ("udp_12_read_after_close", read_after_close),
     ("udp_12_rebind_recv", rebind),
 ];
+
+/// Length of the headers of IPv4 and UDP.
+const V4_HEADERS_BYTES: u16 = 28;
 
 /// Transfer, as quinn's `EchoArgs`.
 #[derive(Clone, Copy, Default)]
@@ -57,6 +61,19 @@ struct Args {
     bytes: usize,
     receive_window: Option<u32>,
     stream_receive_window: Option<u32>,
+    /// MTU of the cable, used for all packets, if not Ethernet's.
+    mtu: Option<u16>,
+}
+
+impl Args {
+    /// Configuration of endpoints that receive packets of the MTU.
+    fn endpoint(self) -> EndpointConfig {
+        let mut config = EndpointConfig::default();
+        if let Some(mtu) = self.mtu {
+            config.max_udp_payload_size(mtu - V4_HEADERS_BYTES).unwrap();
+        }
+        config
+    }
 }
 
 /// Place of our socket.
@@ -77,7 +94,10 @@ struct Pair {
 
 impl Pair {
     fn new(role: Ours, args: Args) -> Self {
-        let hosts = Hosts::new(Via::AfXdp, |_, _| {});
+        let hosts = match args.mtu {
+            Some(mtu) => Hosts::with_mtu(Via::AfPacket, mtu, |_, _| {}),
+            None => Hosts::new(Via::AfXdp, |_, _| {}),
+        };
         let runtimes = [Hosts::runtime(&hosts.near), Hosts::runtime(&hosts.far)];
         let (mut config, certificate) = tls::server().unwrap();
         let transport = Arc::new(transport(args));
@@ -95,7 +115,7 @@ impl Pair {
             let _inside = runtimes[0].enter();
             let socket = Arc::clone(&ours);
             Endpoint::new_with_abstract_socket(
-                EndpointConfig::default(),
+                args.endpoint(),
                 config(Ours::Server),
                 socket,
                 Arc::new(TokioRuntime),
@@ -105,10 +125,9 @@ impl Pair {
         let far = hosts.far.run(|| {
             let _inside = runtimes[1].enter();
             let at = std::net::SocketAddr::new(any.parse().unwrap(), PORT + 1);
-            match config(Ours::Client) {
-                Some(config) => Endpoint::server(config, at).unwrap(),
-                None => Endpoint::client(at).unwrap(),
-            }
+            let socket = std::net::UdpSocket::bind(at).unwrap();
+            let runtime = Arc::new(TokioRuntime);
+            Endpoint::new(args.endpoint(), config(Ours::Client), socket, runtime).unwrap()
         });
         let [to_near, to_far] = match args.is_link_local {
             true => hosts.link_local_addresses(),
@@ -156,6 +175,9 @@ fn transport(args: Args) -> TransportConfig {
     }
     if let Some(window) = args.stream_receive_window {
         transport.stream_receive_window(window.into());
+    }
+    if let Some(mtu) = args.mtu {
+        transport.initial_mtu(mtu - V4_HEADERS_BYTES).mtu_discovery_config(None);
     }
     transport
 }
@@ -211,6 +233,28 @@ fn echo(args: Args) {
         answering.abort();
         pair.end();
     }
+}
+
+/// Ten packets of a large MTU are longer than any payload of one send.
+fn jumbo() {
+    let pair = Pair::new(Ours::Server, Args { mtu: Some(9000), ..Args::default() });
+    let [near, far] = &pair.runtimes;
+    let (server, client) = (pair.server.1.clone(), pair.client.1.clone());
+    let expected = content(8 << 20, 1);
+    let sent = expected.clone();
+    let sending = near.spawn(async move {
+        let mut stream = server.open_uni().await.unwrap();
+        stream.write_all(&sent).await.unwrap();
+        stream.finish().unwrap();
+    });
+    let read = far.block_on(async {
+        let mut stream = client.accept_uni().await.unwrap();
+        stream.read_to_end(usize::MAX).await.unwrap()
+    });
+    near.block_on(sending).unwrap();
+    assert!(read == expected, "what came differs");
+    assert_eq!(pair.ours.unsent(), 0);
+    pair.end();
 }
 
 /// Unreliable datagrams to two readers: each gets one.

@@ -394,7 +394,9 @@ impl SocketTable {
             Members::ById(ids, by_place, usual) => {
                 let place = ids.place_of_datagram(payload());
                 let chosen = place.and_then(|place| *by_place.get(usize::from(place.0))?);
-                return chosen.unwrap_or_else(|| self.choose(usual, of, payload));
+                // The flow's hash may be that of random bytes in the place of an ID, as in a stateless reset.
+                let by_tuple = LookupKey { hash: FlowHash::NONE, ..*of };
+                return chosen.unwrap_or_else(|| self.choose(usual, &by_tuple, payload));
             }
         };
         if let [only] = &**members {

@@ -118,7 +118,8 @@ impl Mapping {
         std::mem::forget(self);
         // SAFETY: page-aligned, zeroed, readable and writable, and unmapped by `unmap`. The file
         // behind it is sealed in length; a page that a device punches out reads as zeros when it is
-        // touched again.
+        // touched again. A huge page does so if the system has a free one; if not, the access ends the
+        // process (SIGBUS) and reads nothing.
         unsafe { Region::from_shared_mapping(base, len_bytes, unmap) }
     }
 }

@@ -20,8 +20,9 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Answers with a file.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If it cannot be read, or is none.
 pub(crate) async fn send(path: &Path) -> io::Result<Response<Body>> {
+    check(path).await?;
     let file = File::open(path).await?;
     let len = file.metadata().await?.len();
     let pieces = stream::try_unfold(file, |mut file| async move {
@@ -41,6 +42,10 @@ pub(crate) async fn send(path: &Path) -> io::Result<Response<Body>> {
 /// # Errors
 /// If the body breaks off, or the file cannot be written.
 pub(crate) async fn store(path: &Path, mut body: Incoming) -> io::Result<Response<Body>> {
+    match check(path).await {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let mut file = File::create(path).await?;
     let mut len = 0;
     while let Some(frame) = body.frame().await {
@@ -51,4 +56,13 @@ pub(crate) async fn store(path: &Path, mut body: Incoming) -> io::Result<Respons
     }
     file.flush().await?;
     Ok(text(StatusCode::CREATED, &format!("{}\n", serde_json::json!({ "bytes": len }))))
+}
+
+/// Refuses what is no file before it is opened: a directory has no bytes to send, and a thread that opens a FIFO waits
+/// for its other end.
+async fn check(path: &Path) -> io::Result<()> {
+    match tokio::fs::metadata(path).await?.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "not a regular file")),
+    }
 }

@@ -17,6 +17,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{io, thread};
 
 use clap::Parser;
@@ -30,6 +31,9 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::ending::From;
 use crate::service::{Site, answer};
+
+/// Pause after a connection that could not be taken: descriptors may be free by then.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// An HTTP server of files and counters
 #[derive(Debug, Parser)]
@@ -67,9 +71,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut devices = [options.from.open(&format!("tcp:{}", options.listen.port()))?];
     let (net, engine) = Net::over(&config, &options.from.net(), &mut devices)?;
     ending::stop_on_signals(engine.stopper())?;
-    let serving = start(runtime, &net, options.listen, options.root);
+    let serving = start(runtime, &net, options.listen, options.root)?;
     let outcome = engine.run()?;
-    serving.join().map_err(|_| "the server's thread has panicked")??;
+    serving.join().map_err(|_| "the server's thread has panicked")?;
     ending::report(&net, outcome)
 }
 
@@ -79,37 +83,49 @@ fn start(
     net: &Net,
     listen: SocketAddr,
     root: PathBuf,
-) -> thread::JoinHandle<io::Result<()>> {
-    let net = net.clone();
-    thread::spawn(move || {
-        let ended = runtime.block_on(async {
-            let listener = TcpListener::bind(&net, listen)?;
-            eprintln!("serving at {listen}; Ctrl-C ends it");
-            let site = Arc::new(Site { root, net: Some(net.clone()) });
+) -> io::Result<thread::JoinHandle<()>> {
+    let listener = {
+        let _inside = runtime.enter();
+        TcpListener::bind(net, listen)?
+    };
+    eprintln!("serving at {listen}; Ctrl-C ends it");
+    let site = Arc::new(Site { root, net: Some(net.clone()) });
+    Ok(thread::spawn(move || {
+        runtime.block_on(async {
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => {
                         stream.set_nodelay(true).ok(); // else the connection is gone already
                         spawn(stream, &site);
                     }
-                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-                    Err(error) => return Err(error),
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return,
+                    Err(error) => pause_after(&error).await,
                 }
             }
         });
+        drop(listener);
         runtime.shutdown_background();
-        ended
-    })
+    }))
 }
 
 async fn serve_by_kernel(listen: SocketAddr, site: Arc<Site>) -> io::Result<()> {
     let listener = tokio::net::TcpListener::bind(listen).await?;
     eprintln!("serving at {listen} by the kernel; Ctrl-C ends it");
     loop {
-        let (stream, _) = listener.accept().await?;
-        stream.set_nodelay(true)?;
-        spawn(stream, &site);
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                stream.set_nodelay(true).ok(); // else the connection is gone already
+                spawn(stream, &site);
+            }
+            Err(error) => pause_after(&error).await,
+        }
     }
+}
+
+/// Tells why a connection was not taken, and waits before the next attempt.
+async fn pause_after(error: &io::Error) {
+    eprintln!("a connection could not be taken: {error}");
+    tokio::time::sleep(PAUSE).await;
 }
 
 /// Serves a connection. A client that leaves early ends only its own.

@@ -44,6 +44,7 @@ pub(crate) async fn answer(
     Ok(answer.unwrap_or_else(|error| {
         let status = match error.kind() {
             io::ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            io::ErrorKind::PermissionDenied => StatusCode::FORBIDDEN,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         text(status, &format!("{}: {error}\n", path.display()))

@@ -1,5 +1,6 @@
 //! Files served by hyper over our streams, and curl at the far end.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -55,6 +56,12 @@ pub(crate) fn curl(via: Via) {
     curl("http://10.9.0.1/stored http://10.9.0.1/file -o /dev/null -o /dev/null");
     let counters = String::from_utf8(curl("http://10.9.0.1/counters")).unwrap();
     assert!(counters.contains("\"PassiveOpens\":12"), "{counters}");
+    refuse_what_is_no_file(&path, |name, arguments| {
+        let status = "-s -o /dev/null -w %{http_code}";
+        let arguments = format!("{status} {arguments} http://10.9.0.1/{name}");
+        let output = hosts.far.run(|| Command::new("curl").args(arguments.split(' ')).output());
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    });
     drop(net);
     let net = hosts.net.clone();
     hosts.stopper.stop();
@@ -62,4 +69,14 @@ pub(crate) fn curl(via: Via) {
     drop(runtime);
     let mut outcome = hosts.engine.unwrap().join().unwrap().unwrap();
     assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// A directory and a FIFO are neither sent nor written to.
+fn refuse_what_is_no_file(root: &Path, status: impl Fn(&str, &str) -> String) {
+    std::fs::create_dir(root.join("directory")).unwrap();
+    assert!(Command::new("mkfifo").arg(root.join("fifo")).status().unwrap().success());
+    for name in ["directory", "fifo"] {
+        assert_eq!(status(name, "-X GET"), "403", "{name}");
+        assert_eq!(status(name, "-X PUT --data-binary bytes"), "403", "{name}");
+    }
 }

@@ -391,13 +391,14 @@ fn better_bound_socket_wins() {
 }
 
 /// A datagram goes to the endpoint that issued its connection ID, on whatever CPU it is; any other one
-/// goes as the group's rule says, and so does an ID of an endpoint that has closed.
+/// goes as the group's rule says, by its addresses alone, and so does an ID of an endpoint that has closed.
 #[test]
 fn udp_12_group_selects_by_id() {
     use crate::socket::connection_id::{ConnectionIds, EndpointIndex, SelectById};
     const ENDPOINTS: u16 = 5;
     let ids = Arc::new(ConnectionIds::new([9; 16], 12).unwrap());
     let local = SocketAddr::from(([10, 0, 0, 1], 443));
+    let by_tuple = |of: LookupKey| LookupKey { hash: FlowHash::NONE, ..of };
     for reuse in [Reuse::Hash, Reuse::ThisCpu] {
         let bind = |place: u16| Binding {
             reuse,
@@ -429,9 +430,16 @@ fn udp_12_group_selects_by_id() {
             for datagram in [short, long] {
                 assert_eq!(bindings.table().find_holding(&of, || &datagram), issuer);
             }
+            // The hash of a short header is that of what may be an ID: a reset (RFC 9000, section 10.3) has random bytes there.
             let initial = [&[0xc3, 0, 0, 0, 1, 12][..], &[7; 12], b"client"].concat();
-            let usual = bindings.table().find(&of);
-            assert_eq!(bindings.table().find_holding(&of, || &initial), usual);
+            let reset = [&[0x43], &of.hash.0.to_be_bytes()[..], &[7; 30]].concat();
+            let usual = bindings.table().find(&by_tuple(of));
+            for hash in [of.hash, FlowHash(of.hash.0.rotate_left(16) | 1)] {
+                for datagram in [&initial, &reset] {
+                    let of = LookupKey { hash, ..of };
+                    assert_eq!(bindings.table().find_holding(&of, || datagram), usual);
+                }
+            }
         }
         bindings.remove(SocketId(0));
         let id = ids.issue(EndpointIndex(ENDPOINTS - 1), [1; 16]);
@@ -443,7 +451,7 @@ fn udp_12_group_selects_by_id() {
             cpu: CpuId(0),
             device: 0,
         };
-        let usual = bindings.table().find(&of);
+        let usual = bindings.table().find(&by_tuple(of));
         assert_eq!(bindings.table().find_holding(&of, || &short), usual);
     }
 }
