@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use forebay_sys::error::{Error, Result};
 use forebay_sys::refused::Refused;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use forebay_sys::unix_peer::unix_peer;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::geteuid;
 
@@ -102,8 +103,7 @@ impl ControlClient {
     /// trusted.
     #[must_use]
     pub fn is_own_run(&self) -> bool {
-        let run = socket_peercred(&self.stream);
-        run.is_ok_and(|run| run.uid == geteuid())
+        unix_peer(&self.stream).is_ok_and(|run| run.user == geteuid().as_raw())
     }
 
     /// Sends a request, and returns the lines of the answer, with control characters escaped. See

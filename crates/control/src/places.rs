@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_sys::error::{Error, Result};
+use forebay_sys::unix_peer::unix_peer;
 use forebay_sys::{self as sys, User};
-use rustix::net::sockopt::socket_peercred;
 
 use super::client::reach;
 
@@ -100,7 +100,10 @@ pub fn check_free(name: &str) -> Result<()> {
     let places = sockets_in(&directories()).into_iter().filter(|place| place.name == name);
     for RunPlace { path, .. } in places {
         let process = match reach(&path, PROBE_TIMEOUT) {
-            Ok(stream) => socket_peercred(&stream).ok().map(|run| run.pid.as_raw_nonzero().get()),
+            Ok(stream) => unix_peer(&stream)
+                .ok()
+                .and_then(|run| run.process)
+                .map(|run| run.as_raw_nonzero().get()),
             // A process that accepts nobody listens, too.
             Err(rustix::io::Errno::AGAIN) => None,
             Err(_) => continue,

@@ -19,8 +19,8 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::hidden::Hidden;
 use forebay_sys::private_listener::PrivateListener;
 use forebay_sys::refused::Refused;
+use forebay_sys::unix_peer::unix_peer;
 use rustix::net::SendFlags;
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
 use super::clients::ClientSlots;
@@ -172,11 +172,10 @@ pub(super) fn serve_client(
 
 /// Checks that the peer is the owner of the run, or root.
 fn check_peer(stream: &UnixStream) -> io::Result<Result<(), Refused>> {
-    let (peer, owner) = (socket_peercred(stream)?.uid, geteuid());
-    if peer == owner || peer.is_root() {
+    let (peer, owner) = (unix_peer(stream)?.user, geteuid().as_raw());
+    if peer == owner || peer == 0 {
         return Ok(Ok(()));
     }
-    let (peer, owner) = (peer.as_raw(), owner.as_raw());
     let why =
         format!("user {peer} may not control a run of user {owner}; ask as that user or root");
     Ok(Err(Refused::new(Errno::Perm, why)))

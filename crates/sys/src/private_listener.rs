@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -18,6 +17,7 @@ use rustix::process::{Pid, test_kill_process};
 
 use crate::error::{Error, Result};
 use crate::hidden::Hidden;
+use crate::unix_peer::unix_peer;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -133,7 +133,7 @@ fn remove_stale(path: &Path, what: &'static str, address: &SocketAddrUnix) -> Re
     let probe = stream_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
     let probe = probe.map_err(|errno| Error::file("create", path)(errno.into()))?;
     let connected = connect(&probe, address);
-    let owner = connected.ok().and_then(|()| socket_peercred(&probe).ok()).map(|owner| owner.pid);
+    let owner = connected.ok().and_then(|()| unix_peer(&probe).ok()?.process);
     if connected == Err(Errno::CONNREFUSED) || owner.is_some_and(has_ended) {
         return fs::remove_file(path).map_err(Error::file("remove", path));
     }

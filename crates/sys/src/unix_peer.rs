@@ -1,0 +1,63 @@
+//! User and process at the other end of a Unix socket.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::process::Pid;
+
+/// Peer of a connected Unix socket, as it was when it connected or listened (`SO_PEERCRED`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnixPeer {
+    /// Number of the user; `u32::MAX` without a peer.
+    pub user: u32,
+    /// Process, unless it is in a PID namespace that this process cannot see: the kernel reports 0 then.
+    pub process: Option<Pid>,
+}
+
+/// Peer of a connected Unix socket.
+///
+/// # Errors
+/// If the descriptor is not that of a socket.
+pub fn unix_peer(stream: impl AsFd) -> io::Result<UnixPeer> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len_bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len_bytes` into `peer`, and every value is valid there.
+    let answer = unsafe {
+        libc::getsockopt(
+            stream.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len_bytes,
+        )
+    };
+    match answer {
+        0 => Ok(UnixPeer { user: peer.uid, process: Pid::from_raw(peer.pid) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::process::{geteuid, getpid};
+
+    use super::*;
+
+    #[test]
+    fn promise_8_peer_of_pair_is_this_process() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let this = UnixPeer { user: geteuid().as_raw(), process: Some(getpid()) };
+        assert_eq!(unix_peer(&one).unwrap(), this);
+        // The peer of an unconnected socket has no process, as one in another namespace.
+        let alone = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        assert_eq!(unix_peer(alone.unwrap()).unwrap().process, None);
+        unix_peer(File::open("/dev/null").unwrap()).unwrap_err();
+    }
+}
