@@ -12,7 +12,7 @@
 //! (receive livelock).
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use forebay_rx::Handler;
 use forebay_sys as sys;
 
 use super::cpu_thread::{acting_as_cpu, is_cpu};
-use super::idle::Idle;
+use super::idle::{Idle, SPIN_MAX_NS};
 use super::queue::Activity;
 use super::shared::EngineState;
 use super::worker::{ThreadState, Worker};
@@ -65,12 +65,19 @@ pub trait BusyPoll: Send + Sync {
 pub enum Arrived {
     /// No packets. Those that arrive from now on wake the CPU.
     Nothing,
-    /// No packets yet. The last pauses were short: the caller looks for what it waits for, and begins the wait again instead
-    /// of sleeping.
+    /// No packets yet, or the CPU's own thread is about to deliver some. The last pauses were short: the caller looks for what
+    /// it waits for, and begins the wait again instead of sleeping.
     Soon,
     /// Packets, which the caller's sockets may have.
     Packets,
 }
+
+/// Sleep of a CPU's thread that ends with arriving packets, or none.
+const AWAKE: u8 = 0;
+/// Time before a sleep in which the thread finds out which of the two it is.
+const DECIDES: u8 = 1;
+/// Sleep without the queues' descriptors, until the end of a suspension that the thread has read, at the latest.
+const SUSPENDED: u8 = 2;
 
 /// Packets that arrive while a CPU sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,8 +98,8 @@ pub(super) struct Loan<H> {
     was_lent: AtomicBool,
     /// Time up to which arriving packets do not wake the CPU's thread; 0 if they do.
     suspended_until_ns: AtomicU64,
-    /// True while the CPU's thread sleeps until that time, without the queues' descriptors.
-    sleeps_suspended: AtomicBool,
+    /// Sleep of the CPU's thread: [`AWAKE`], [`DECIDES`] or [`SUSPENDED`].
+    sleep: AtomicU8,
     /// Time of the last turn of a borrower that found packets.
     used_ns: AtomicU64,
     /// True while arriving packets wait because readers are behind.
@@ -115,7 +122,9 @@ pub(super) struct Borrowers<H> {
 impl<H> Borrowers<H> {
     pub(super) fn new(loans: Loans<H>) -> Self {
         let spin_max_ns = loans.first().map_or(0, |loan| loan.shared.spin_max_ns);
-        Self { loans, waiting: AtomicU32::new(0), idle: Mutex::new(Idle::new(spin_max_ns)) }
+        // Time-outs and signals end a wait only after its spin.
+        let idle = Mutex::new(Idle::new(spin_max_ns.min(SPIN_MAX_NS)));
+        Self { loans, waiting: AtomicU32::new(0), idle }
     }
 
     /// True if the calling thread, which waits alone, spins rather than sleeps.
@@ -235,7 +244,7 @@ impl<H: Handler> Loan<H> {
             lent: Mutex::new(None),
             was_lent: AtomicBool::new(false),
             suspended_until_ns: AtomicU64::new(0),
-            sleeps_suspended: AtomicBool::new(false),
+            sleep: AtomicU8::new(AWAKE),
             used_ns: AtomicU64::new(0),
             is_moderated: AtomicBool::new(false),
         }
@@ -271,17 +280,18 @@ impl<H: Handler> Loan<H> {
         let (waker, clock) = (self.shared.cpu_waker(self.index), &self.shared.clock);
         let mut now_ns = clock.now_ns();
         loop {
-            self.sleeps_suspended.store(true, Ordering::Relaxed);
+            self.sleep.store(DECIDES, Ordering::Relaxed);
             // SeqCst: either a borrower that lets packets wake the CPU sees that it sleeps so, or this sees that they may.
             fence(Ordering::SeqCst);
             let suspended = Some(self.suspended_until_ns()).filter(|&until_ns| until_ns > now_ns);
             let is_suspended = suspended.is_some() || self.is_moderated();
-            self.sleeps_suspended.store(is_suspended, Ordering::Relaxed);
+            let sleep = if is_suspended { SUSPENDED } else { AWAKE };
+            self.sleep.store(sleep, Ordering::Relaxed);
             let readable = if is_suspended { &[] } else { numbers };
             let wake_ns = until_ns.into_iter().chain(suspended).min();
             let at_most_ns = wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns));
             waker.wait_by_number(at_most_ns.map(Duration::from_nanos), readable);
-            self.sleeps_suspended.store(false, Ordering::Relaxed);
+            self.sleep.store(AWAKE, Ordering::Relaxed);
             now_ns = clock.now_ns();
             let is_over = wake_ns.is_some_and(|wake_ns| wake_ns <= now_ns);
             if is_over || !waker.is_asleep() || self.suspended_until_ns() <= now_ns {
@@ -315,7 +325,8 @@ impl<H: Handler> Loan<H> {
 
     /// True if a borrower has found packets a short time ago.
     pub(super) fn is_in_use(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.used_ns.load(Ordering::Relaxed)) < IN_USE_NS
+        let used_ns = self.used_ns.load(Ordering::Relaxed);
+        used_ns > 0 && now_ns.saturating_sub(used_ns) < IN_USE_NS
     }
 
     /// Turns the CPU on the calling thread if it sleeps. Packets that arrive from now on wake the CPU, unless this thread
@@ -340,8 +351,8 @@ impl<H: Handler> Loan<H> {
             Arrived::Packets | Arrived::Nothing => self.resume(),
         }
         // A thread that sleeps until the end of a suspension is back in time, even if no borrower is.
-        let is_early =
-            turned.needed == Needed::Soon && self.sleeps_suspended.load(Ordering::Relaxed);
+        let is_suspended = self.sleep.load(Ordering::Relaxed) == SUSPENDED;
+        let is_early = turned.needed == Needed::Soon && is_suspended;
         if turned.needed != Needed::Nothing && !is_early {
             wake();
         }
@@ -394,7 +405,7 @@ impl<H: Handler> Loan<H> {
         self.suspended_until_ns.store(0, Ordering::Relaxed);
         self.is_moderated.store(false, Ordering::Relaxed);
         fence(Ordering::SeqCst); // pairs with that in `wait`
-        if self.sleeps_suspended.load(Ordering::Relaxed) {
+        if self.sleep.load(Ordering::Relaxed) != AWAKE {
             self.shared.cpu_waker(self.index).wake();
         }
     }

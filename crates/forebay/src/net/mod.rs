@@ -343,11 +343,12 @@ impl Net {
         }
         let ready = loop {
             let waiting = self.0.begin_wait();
-            let ready = if waiting.arrived == Arrived::Nothing { 0 } else { look() };
+            let spins = may_spin && waiting.arrived == Arrived::Soon;
+            let ready = if spins || waiting.arrived == Arrived::Packets { look() } else { 0 };
             if ready != 0 {
                 break ready;
             }
-            if !may_spin || waiting.arrived != Arrived::Soon {
+            if !spins {
                 self.0.resume_wakeups();
                 break sleep();
             }

@@ -46,19 +46,33 @@ fn exe_9_program_may_never_spin() {
     assert_eq!(borrowers.before_wait(), Arrived::Nothing);
 }
 
+/// Of CPUs that never sleep, or hardly: its time-outs come.
+#[test]
+fn exe_9_program_spins_no_longer() {
+    let borrowers = lent_cpu(SPIN_ALWAYS_NS, &Arc::default());
+    let wait = || {
+        let arrived = borrowers.before_wait();
+        borrowers.after_wait();
+        arrived
+    };
+    assert_eq!(wait(), Arrived::Soon);
+    borrowers.loans[0].shared.clock.advance_to(SPIN_MAX_NS);
+    assert_eq!(wait(), Arrived::Nothing);
+}
+
 /// A CPU's thread that sleeps until the end of a suspension is not woken for more packets, or for a time that comes soon.
 #[test]
 fn exe_9_suspended_cpu_is_left_asleep() {
-    for sleeps_suspended in [true, false] {
+    for (sleep, is_left) in [(SUSPENDED, true), (DECIDES, false), (AWAKE, false)] {
         let fed = Arc::<Fed>::default();
         let borrowers = lent_cpu(SPIN_MAX_NS, &fed);
         let loan = &borrowers.loans[0];
         fed.frames.store(100_000, Ordering::Relaxed);
         borrowers.suspend();
-        loan.sleeps_suspended.store(sleeps_suspended, Ordering::Relaxed);
+        loan.sleep.store(sleep, Ordering::Relaxed);
         assert_eq!(borrowers.before_wait(), Arrived::Packets);
         assert!(loan.suspended_until_ns() > 0);
-        assert_eq!(loan.shared.cpu_waker(0).is_asleep(), sleeps_suspended);
+        assert_eq!(loan.shared.cpu_waker(0).is_asleep(), is_left);
     }
 }
 
@@ -77,8 +91,10 @@ fn exe_9_lent_worker_needs_turns() {
     ] {
         assert_eq!(Needed::after(cpu.worker(), activity, until_ns, 1), needed, "{activity:?}");
     }
-    cpu.turn_until(|| true);
-    assert_eq!(Needed::after(cpu.worker(), Activity::IdleUntil(None), None, 1), Needed::Nothing);
+    let state = Arc::clone(&cpu.worker().shared);
+    state.change(&Change::NetdevMaxBacklog(3000)).unwrap();
+    assert!(cpu.worker().has_pending_work());
+    assert_eq!(Needed::after(cpu.worker(), Activity::IdleUntil(None), None, 1), Needed::Now);
     cpu.worker().life = ThreadState::Terminated;
     assert_eq!(Needed::after(cpu.worker(), Activity::Worked(1), None, 1), Needed::Now);
 }
