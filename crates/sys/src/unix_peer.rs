@@ -20,7 +20,7 @@ pub struct UnixPeer {
 /// If the descriptor is not that of a socket.
 pub fn unix_peer(stream: impl AsFd) -> io::Result<UnixPeer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len_bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    let mut len_bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the kernel writes at most `len_bytes` into `peer`, and every value is valid there.
     let answer = unsafe {
         libc::getsockopt(
