@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use arc_swap::ArcSwapOption;
 
 use crate::critical::{self, Critical};
-use crate::runtime::{forks, is_in_parents_memory};
+use crate::runtime::{forks, hold_at_end, is_in_parents_memory};
 use crate::socket::Socket;
 use crate::udp;
 
@@ -58,8 +58,17 @@ impl Deref for Found {
     }
 }
 
-/// Socket at a descriptor.
+/// Socket at a descriptor, for a call of the program.
 pub(crate) fn find(descriptor: RawFd) -> Option<Found> {
+    if !may_be_ours(descriptor) {
+        return None;
+    }
+    hold_at_end();
+    look(descriptor)
+}
+
+/// Socket at a descriptor, for the library itself, which goes on as the process ends.
+pub(crate) fn look(descriptor: RawFd) -> Option<Found> {
     let index = index(descriptor)?;
     if STATES[index].load(Ordering::Acquire) == NOT_OURS {
         return None;
@@ -148,6 +157,12 @@ pub(crate) fn remove_closing(descriptor: RawFd) -> Option<Arc<Socket>> {
     take(index(descriptor)?)
 }
 
+/// Ends the use of a descriptor's socket as the process ends. The descriptor stays ours: to the kernel, calls on it are on
+/// another file.
+pub(crate) fn end(descriptor: RawFd) -> Option<Arc<Socket>> {
+    SOCKETS[index(descriptor)?].swap(None)
+}
+
 fn take(index: usize) -> Option<Arc<Socket>> {
     let was_ours = STATES[index].swap(NOT_OURS, Ordering::AcqRel) != NOT_OURS;
     if was_ours { SOCKETS[index].swap(None) } else { None }
@@ -164,7 +179,7 @@ pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
 /// Descriptors of a socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
     let is_its =
-        |number: &RawFd| find(*number).is_some_and(|other| Arc::ptr_eq(other.shared(), socket));
+        |number: &RawFd| look(*number).is_some_and(|other| Arc::ptr_eq(other.shared(), socket));
     within(0, u32::MAX).filter(is_its).collect()
 }
 

@@ -443,7 +443,7 @@ impl Listener {
 fn serve_all() -> StillWaits {
     let mut still_waits = StillWaits(false);
     for number in table::within(0, u32::MAX) {
-        if let Some(socket) = table::find(number)
+        if let Some(socket) = table::look(number)
             && let Socket::Listener(listener) = &*socket
         {
             match listener.serve(socket.shared()) {

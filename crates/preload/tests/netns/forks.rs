@@ -225,6 +225,72 @@ pub(crate) fn bytes_outlive() {
     }
 }
 
+/// Writes more than the peer takes, and ends while threads wait, or while they begin to call.
+const ENDS_BESIDE: &str = "
+import ctypes, socket, sys, threading, time
+listener = socket.create_server(('10.9.0.1', 7))
+connection, peer = listener.accept()
+connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000_000)
+connection.recv(100)
+
+def told(name, pause, call):
+    time.sleep(pause)
+    try:
+        print(name, 'has returned', call(), flush=True)
+    except OSError as error:
+        print(name, 'has failed', error, flush=True)
+
+pauses = (0,) if sys.argv[1] == 'waits' else (0.1 * step for step in range(6, 10))
+for pause in pauses:
+    for name, call in (('recv', lambda: connection.recv(100)), ('accept', listener.accept), ('name', connection.getpeername))[:3 if pause else 2]:
+        threading.Thread(target=told, args=(name, pause, call), daemon=True).start()
+time.sleep(0.2) # until they wait
+connection.sendall(b'x' * 3_000_000)
+time.sleep(0.2)
+ctypes.CDLL(None)._exit(0) # other threads of Python run meanwhile
+";
+
+/// Asks, and reads a second later.
+const ASKS_SLOWLY: &str = "
+import socket, time
+while True:
+    try:
+        peer = socket.create_connection(('10.9.0.1', 7))
+        break
+    except OSError:
+        time.sleep(0.01)
+peer.sendall(b'question')
+time.sleep(2)
+read = 0
+while some := peer.recv(1_000_000):
+    read += len(some)
+print(read)
+";
+
+fn ends_beside(calls: &str) {
+    for config in [None, Some(CONFIG)] {
+        let hosts = Hosts::new();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| {
+                let mut peer = Command::new("python3");
+                hosts.far.run(|| peer.args(["-c", ASKS_SLOWLY]).output().unwrap().stdout)
+            });
+            let lines =
+                hosts.lines(Command::new("python3").args(["-c", ENDS_BESIDE, calls]), config);
+            assert!(lines.is_empty(), "{lines:?}");
+            assert_eq!(asked.join().unwrap(), b"3000000\n");
+        });
+    }
+}
+
+pub(crate) fn bytes_outlive_waiting() {
+    ends_beside("waits");
+}
+
+pub(crate) fn late_calls_do_not_return() {
+    ends_beside("begins");
+}
+
 /// Listens, forks, and lets the parent serve first: the child, which may not open the devices, learns why it cannot.
 const BOTH: &str = "
 import os, socket

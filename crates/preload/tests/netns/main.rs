@@ -88,6 +88,8 @@ fn main() {
         ("exe_5_child_binds_beside_its_parent", forks::child_binds),
         ("exe_7_newest_process_is_controlled", workers::newest_is_controlled),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
+        ("exe_6_bytes_outlive_waiting_threads", forks::bytes_outlive_waiting),
+        ("exe_6_end_returns_from_no_call", forks::late_calls_do_not_return),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
         ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
