@@ -336,7 +336,8 @@ unsafe fn receive_each(
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
-        if limit.as_mut().is_some_and(|limit| limit.is_over()) {
+        let is_urgent = header.msg_hdr.msg_flags & libc::MSG_OOB != 0;
+        if limit.as_mut().is_some_and(|limit| limit.is_over()) || is_urgent {
             break;
         }
     }
