@@ -291,6 +291,41 @@ pub(crate) fn late_calls_do_not_return() {
     ends_beside("begins");
 }
 
+/// Lets a listener that is served not wait, in one of two ways. Its child accepts, and so does it itself once it listens anew.
+const MODES: &str = "
+import errno, fcntl, os, select, signal, socket, sys
+listener = socket.create_server(('10.9.0.1', 7))
+select.select([listener], [], [], 0)
+if sys.argv[1] == 'ioctl':
+    os.set_blocking(listener.fileno(), False)
+else:
+    fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_NONBLOCK)
+
+def accept():
+    signal.alarm(20)
+    try:
+        listener.accept()
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+
+if os.fork() == 0:
+    accept()
+    accept()
+    os._exit(0)
+print(os.wait()[1])
+listener.shutdown(socket.SHUT_RD)
+listener.listen()
+accept()
+";
+
+pub(crate) fn mode_is_kept() {
+    for way in ["ioctl", "fcntl"] {
+        let hosts = Hosts::new();
+        let run = |config| hosts.lines(Command::new("python3").args(["-c", MODES, way]), config);
+        assert_eq!(run(Some(CONFIG)), run(None), "{way}");
+    }
+}
+
 /// Listens, forks, and lets the parent serve first: the child, which may not open the devices, learns why it cannot.
 const BOTH: &str = "
 import os, socket
