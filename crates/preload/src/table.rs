@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwapOption;
 
@@ -19,6 +19,9 @@ const DESCRIPTORS_MAX: usize = 1 << 20;
 static STATES: [AtomicU8; DESCRIPTORS_MAX] = [const { AtomicU8::new(NOT_OURS) }; DESCRIPTORS_MAX];
 static SOCKETS: [ArcSwapOption<Socket>; DESCRIPTORS_MAX] =
     [const { ArcSwapOption::const_empty() }; DESCRIPTORS_MAX];
+
+/// One more than the highest descriptor that was ever ours.
+static END: AtomicUsize = AtomicUsize::new(0);
 
 const NOT_OURS: u8 = 0;
 const OURS: u8 = 1;
@@ -98,6 +101,8 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
     if let Some(index) = index(descriptor)
         && !is_in_parents_memory()
     {
+        // First: who looks at all descriptors finds it once it is ours.
+        END.fetch_max(index + 1, Ordering::AcqRel);
         SOCKETS[index].store(Some(socket));
         STATES[index].store(OURS, Ordering::Release);
     }
@@ -170,8 +175,8 @@ fn take(index: usize) -> Option<Arc<Socket>> {
 
 /// Descriptors of ours within a range, which ends with `last`.
 pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
-    let last = (last as usize).min(DESCRIPTORS_MAX - 1);
-    (first as usize..=last)
+    let end = (last as usize).saturating_add(1).min(END.load(Ordering::Acquire));
+    (first as usize..end)
         .filter(|&index| STATES[index].load(Ordering::Acquire) != NOT_OURS)
         .filter_map(|index| RawFd::try_from(index).ok())
 }
