@@ -62,8 +62,7 @@ unsafe fn fill(
     let mut writer = ControlWriter::new(room);
     let settings = socket.settings();
     if settings.asks_control() {
-        let (interface, dropped) = socket.arrival_of(message);
-        writer.put_datagram(&message.about(), &settings, interface, dropped);
+        writer.put_datagram(&message.about(), &settings, &socket.arrival_of(message));
     }
     let (control, is_truncated) = writer.finish();
     if is_truncated {
