@@ -44,6 +44,17 @@ impl From<&Received> for About {
     }
 }
 
+/// Arrival of a datagram at a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Arrival {
+    /// Interface that it came in on.
+    pub(crate) interface: u32,
+    /// Address of this host from which it is answered, if the program asked for it.
+    pub(crate) answering: Option<IpAddr>,
+    /// Number of datagrams that the socket had no room for, if the program asked for it.
+    pub(crate) dropped: u32,
+}
+
 /// Control messages for a buffer of limited length, cut as `put_cmsg` of the kernel cuts them.
 #[derive(Debug)]
 pub(crate) struct ControlWriter {
@@ -79,15 +90,9 @@ impl ControlWriter {
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
     }
 
-    /// Writes the messages that the program asked for, in the kernel's order (`udp_recvmsg`). `dropped` is the number
-    /// of datagrams that the socket had no room for, if the program asked for it.
-    pub(crate) fn put_datagram(
-        &mut self,
-        of: &About,
-        asked: &Settings,
-        interface: u32,
-        dropped: u32,
-    ) {
+    /// Writes the messages that the program asked for, in the kernel's order (`udp_recvmsg`).
+    pub(crate) fn put_datagram(&mut self, of: &About, asked: &Settings, arrival: &Arrival) {
+        let dropped = arrival.dropped;
         self.put_times(of, &asked.arrival_time);
         if dropped > 0 {
             self.put(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped.to_ne_bytes());
@@ -95,7 +100,7 @@ impl ControlWriter {
         if asked.gro && of.gso_size > 0 {
             self.put(libc::SOL_UDP, libc::UDP_GRO, &i32::from(of.gso_size).to_ne_bytes());
         }
-        self.put_addresses(of, asked, interface);
+        self.put_addresses(of, asked, arrival);
     }
 
     /// Writes times of arrival (`sock_recv_timestamp`).
@@ -124,7 +129,8 @@ impl ControlWriter {
         }
     }
 
-    fn put_addresses(&mut self, of: &About, asked: &Settings, interface: u32) {
+    fn put_addresses(&mut self, of: &About, asked: &Settings, arrival: &Arrival) {
+        let interface = arrival.interface;
         let destination = of.destination.ip();
         let port = of.destination.port();
         let ttl = i32::from(of.ttl).to_ne_bytes();
@@ -140,7 +146,11 @@ impl ControlWriter {
         match plain {
             IpAddr::V4(ip) => {
                 if asked.v4_pktinfo {
-                    let info = [&interface.to_ne_bytes()[..], &ip.octets(), &ip.octets()].concat();
+                    let own = match arrival.answering {
+                        Some(IpAddr::V4(own)) => own,
+                        _ => ip,
+                    };
+                    let info = [&interface.to_ne_bytes()[..], &own.octets(), &ip.octets()].concat();
                     self.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
                 }
                 if asked.v4_ttl {

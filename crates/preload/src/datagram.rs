@@ -1,14 +1,14 @@
 //! Datagrams of calls: one that was received, and one to be sent.
 
 use std::borrow::Cow;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use forebay::net::Datagram;
-use forebay::net::message::Received;
+use forebay::net::message::{DeviceIndex, Received};
 use rustix::io::Errno;
 
 use crate::ancillary::{About, SendControl};
-use crate::runtime::interface_of;
+use crate::runtime::{interface_of, running};
 
 /// One datagram read.
 pub(crate) enum Message<'a> {
@@ -35,10 +35,25 @@ impl Message<'_> {
 
     /// Interface that it came in on.
     pub(crate) fn interface(&self) -> u32 {
-        interface_of(match self {
+        interface_of(self.device())
+    }
+
+    /// Address of this host from which it is answered; `None` without an engine.
+    pub(crate) fn answering_address(&self) -> Option<IpAddr> {
+        let destination = match self {
+            Self::Taken(datagram) => datagram.destination(),
+            Self::Peeked(_, received) => received.destination,
+        };
+        let [destination, source] =
+            [destination, self.source()].map(|address| address.ip().to_canonical());
+        running().ok()?.net.answering_address(destination, source, self.device())
+    }
+
+    fn device(&self) -> DeviceIndex {
+        match self {
             Self::Taken(datagram) => datagram.device(),
             Self::Peeked(_, received) => received.device,
-        })
+        }
     }
 
     /// Passes on the payload piece by piece: of a merged datagram, all segments.

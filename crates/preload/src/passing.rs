@@ -196,7 +196,7 @@ fn adopt_at(address: SocketAddr, passed: &PassedConnection) -> bool {
         listener.addresses().any(|its| its == address)
             && listener.served_here().is_some_and(|served| served.tcp.adopt(passed))
     };
-    table::within(0, u32::MAX).filter_map(table::find).any(is_adopted)
+    table::within(0, u32::MAX).filter_map(table::look).any(is_adopted)
 }
 
 /// Resets a connection that no process goes on with. False if that is not possible.

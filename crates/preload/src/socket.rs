@@ -91,11 +91,13 @@ impl Socket {
     /// Ends a reference from the table.
     pub(crate) fn let_go(self: Arc<Self>) {
         if self.is_of_parent() {
+            // A number holds a reference.
+            let has_others = Arc::strong_count(&self) > 1 && !table::numbers_of(&self).is_empty();
             match &*self {
-                _ if !table::numbers_of(&self).is_empty() => {}
+                _ if has_others => {}
                 Self::Udp(udp) => udp.close_copy(),
                 Self::Listener(listener) => listener.close_copy(),
-                Self::Stream(_) => {}
+                Self::Stream(stream) => stream.close_copy(),
             }
             // Its locks may be held by threads that this process has not.
             std::mem::forget(self);

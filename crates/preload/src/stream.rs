@@ -12,9 +12,11 @@ use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
+use crate::abi;
 use crate::errno::stream_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
+use crate::runtime::hold_at_end;
 use crate::socket::CallWait;
 use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
 use crate::udp_options::timeout;
@@ -366,7 +368,9 @@ impl Stream {
         mut attempt: impl FnMut(&mut &TcpStream) -> std::io::Result<T>,
     ) -> Result<T, Errno> {
         loop {
-            match (attempt(&mut &self.tcp).map_err(|error| stream_errno(&error)), &mut wait) {
+            let result = attempt(&mut &self.tcp).map_err(|error| stream_errno(&error));
+            hold_at_end();
+            match (result, &mut wait) {
                 (Err(Errno::AGAIN), Some(wait)) if !self.is_nonblocking.load(Ordering::Relaxed) => {
                     wait.readable(self.readiness()?)?;
                 }
@@ -418,6 +422,7 @@ impl Stream {
     ) -> Result<usize, Errno> {
         loop {
             let sent = self.tcp.write_with(bytes, flags).map_err(|error| stream_errno(&error));
+            hold_at_end();
             match (sent, &mut waits) {
                 (Err(Errno::AGAIN), Some((wait, done)))
                     if !self.is_nonblocking.load(Ordering::Relaxed) =>
@@ -474,6 +479,19 @@ impl Stream {
             _ => return Err(Errno::INVAL),
         };
         self.tcp.shutdown(how).map_err(|error| stream_errno(&error))
+    }
+
+    /// Closes this process's copy of the descriptor that is polled, which nothing here uses any more: sets of the parent have
+    /// it until all are closed.
+    pub(crate) fn close_copy(&self) {
+        if self.origin.claim_close() {
+            self.readiness().into_iter().for_each(abi::close_forgotten);
+        }
+    }
+
+    /// Closes the connection as the process ends, also while other threads wait for it.
+    pub(crate) fn end_here(&self) {
+        self.tcp.close_for_all();
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {

@@ -3,12 +3,12 @@
 use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwapOption;
 
 use crate::critical::{self, Critical};
-use crate::runtime::{forks, is_in_parents_memory};
+use crate::runtime::{forks, hold_at_end, is_in_parents_memory};
 use crate::socket::Socket;
 use crate::udp;
 
@@ -19,6 +19,9 @@ const DESCRIPTORS_MAX: usize = 1 << 20;
 static STATES: [AtomicU8; DESCRIPTORS_MAX] = [const { AtomicU8::new(NOT_OURS) }; DESCRIPTORS_MAX];
 static SOCKETS: [ArcSwapOption<Socket>; DESCRIPTORS_MAX] =
     [const { ArcSwapOption::const_empty() }; DESCRIPTORS_MAX];
+
+/// One more than the highest descriptor that was ever ours.
+static END: AtomicUsize = AtomicUsize::new(0);
 
 const NOT_OURS: u8 = 0;
 const OURS: u8 = 1;
@@ -58,8 +61,17 @@ impl Deref for Found {
     }
 }
 
-/// Socket at a descriptor.
+/// Socket at a descriptor, for a call of the program.
 pub(crate) fn find(descriptor: RawFd) -> Option<Found> {
+    if !may_be_ours(descriptor) {
+        return None;
+    }
+    hold_at_end();
+    look(descriptor)
+}
+
+/// Socket at a descriptor, for the library itself, which goes on as the process ends.
+pub(crate) fn look(descriptor: RawFd) -> Option<Found> {
     let index = index(descriptor)?;
     if STATES[index].load(Ordering::Acquire) == NOT_OURS {
         return None;
@@ -89,6 +101,8 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
     if let Some(index) = index(descriptor)
         && !is_in_parents_memory()
     {
+        // First: who looks at all descriptors finds it once it is ours.
+        END.fetch_max(index + 1, Ordering::AcqRel);
         SOCKETS[index].store(Some(socket));
         STATES[index].store(OURS, Ordering::Release);
     }
@@ -148,6 +162,12 @@ pub(crate) fn remove_closing(descriptor: RawFd) -> Option<Arc<Socket>> {
     take(index(descriptor)?)
 }
 
+/// Ends the use of a descriptor's socket as the process ends. The descriptor stays ours: to the kernel, calls on it are on
+/// another file.
+pub(crate) fn end(descriptor: RawFd) -> Option<Arc<Socket>> {
+    SOCKETS[index(descriptor)?].swap(None)
+}
+
 fn take(index: usize) -> Option<Arc<Socket>> {
     let was_ours = STATES[index].swap(NOT_OURS, Ordering::AcqRel) != NOT_OURS;
     if was_ours { SOCKETS[index].swap(None) } else { None }
@@ -155,8 +175,8 @@ fn take(index: usize) -> Option<Arc<Socket>> {
 
 /// Descriptors of ours within a range, which ends with `last`.
 pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
-    let last = (last as usize).min(DESCRIPTORS_MAX - 1);
-    (first as usize..=last)
+    let end = (last as usize).saturating_add(1).min(END.load(Ordering::Acquire));
+    (first as usize..end)
         .filter(|&index| STATES[index].load(Ordering::Acquire) != NOT_OURS)
         .filter_map(|index| RawFd::try_from(index).ok())
 }
@@ -164,7 +184,7 @@ pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
 /// Descriptors of a socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
     let is_its =
-        |number: &RawFd| find(*number).is_some_and(|other| Arc::ptr_eq(other.shared(), socket));
+        |number: &RawFd| look(*number).is_some_and(|other| Arc::ptr_eq(other.shared(), socket));
     within(0, u32::MAX).filter(is_its).collect()
 }
 

@@ -69,7 +69,7 @@ mod unsent; //     counters of datagrams not sent
 pub mod counters; // counters of the stack and of sockets
 mod snmp; //       counters in the lines of /proc/net/snmp
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::{fmt, io};
 
@@ -313,6 +313,22 @@ impl Net {
     /// memory.
     pub fn socket_totals(&self) -> impl Iterator<Item = (usize, SocketAddr, SocketCounts)> {
         self.0.sums_of_sockets()
+    }
+
+    /// Address of this host from which to answer a datagram (`ipi_spec_dst`): its destination, or, if that is a group or a
+    /// broadcast address, the address that the device which it came by uses towards its source.
+    #[must_use]
+    pub fn answering_address(
+        &self,
+        destination: IpAddr,
+        source: IpAddr,
+        DeviceIndex(device): DeviceIndex,
+    ) -> Option<IpAddr> {
+        let routes = self.0.routes();
+        if routes.is_own(destination) {
+            return Some(destination);
+        }
+        routes.find_by(usize::from(device), source)?.1
     }
 
     /// Number of TCP connections that were closed and whose peer does not have everything yet: their data are

@@ -24,6 +24,25 @@ pub(super) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<So
     decode(bytes)
 }
 
+/// Reads the address of `bind`, where all of IPv4 may come without a family (`__inet_bind`).
+///
+/// # Safety
+/// As [`read()`].
+pub(super) unsafe fn read_bound(
+    address: *const sockaddr,
+    len: socklen_t,
+) -> Result<SocketAddr, Errno> {
+    // SAFETY: the caller's promise.
+    if unsafe { is_without_family(address, len) } {
+        // SAFETY: the caller's promise, for as many bytes or fewer.
+        let bytes = unsafe { std::slice::from_raw_parts(address.cast(), checked(address, len)?) };
+        let local = decode_as(libc::AF_INET, bytes)?;
+        return if local.ip().is_unspecified() { Ok(local) } else { Err(Errno::AFNOSUPPORT) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { read(address, len) }
+}
+
 /// Checks an address that a call is given, and does not look at.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::next::next;
+use super::system::{F_SETOWN_EX, F_SETSIG};
 use super::{answer_int, is_nowhere, last_error, number, replace};
 use crate::critical;
 use crate::runtime::is_in_parents_memory;
@@ -23,6 +24,8 @@ const SIOCATMARK: c_ulong = 0x8905;
 
 /// Request for signals of what arrives, which a flag of the file stands for (`O_ASYNC`).
 const FIOASYNC: c_ulong = 0x5452;
+/// Requests that set the mode of a descriptor, and the owner of its signals: `FIOSETOWN` and `SIOCSPGRP` at last.
+const OF_MODE: [c_ulong; 4] = [libc::FIONBIO, FIOASYNC, 0x8901, 0x8902];
 /// Requests for the mark and the owner of a descriptor, which is that of these signals: `FIOSETOWN`, `SIOCSPGRP`, `FIOGETOWN` and
 /// `SIOCGPGRP` (asm-generic/sockios.h).
 const OF_DESCRIPTOR: [c_ulong; 6] = [libc::FIOCLEX, libc::FIONCLEX, 0x8901, 0x8902, 0x8903, 0x8904];
@@ -259,6 +262,19 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
                     // SAFETY: no argument of the command is an address.
                     unsafe { next(fd, command, argument & signals) };
                 }
+                if let Some(store) = store_of_listener(&socket) {
+                    // SAFETY: as above.
+                    unsafe { next(store, command, argument) };
+                }
+            }
+            result
+        }
+        libc::F_SETOWN | F_SETOWN_EX | F_SETSIG => {
+            // SAFETY: the caller's promise.
+            let result = unsafe { next(fd, command, argument) };
+            if let Some(store) = store_of_listener(&socket).filter(|_| result == 0) {
+                // SAFETY: as above.
+                unsafe { next(store, command, argument) };
             }
             result
         }
@@ -279,6 +295,15 @@ pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     // SAFETY: the argument is the address of an int.
     let result = unsafe { ioctl(fd, SIOCATMARK, &raw mut is_at_mark) };
     if result == 0 { is_at_mark } else { result }
+}
+
+/// The kernel's socket of a listener, which has the mode and the signals also for the processes that serve it later, and once
+/// it listens anew.
+fn store_of_listener(socket: &Socket) -> Option<c_int> {
+    match socket {
+        Socket::Listener(listener) => Some(number(listener.kernel())),
+        Socket::Udp(_) | Socket::Stream(_) => None,
+    }
 }
 
 fn set_nonblocking(socket: &Socket, is_nonblocking: bool) {
@@ -340,6 +365,13 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     if request == FIOASYNC && told != fd && result == 0 {
         // SAFETY: as above.
         return unsafe { next(fd, request, argument) };
+    }
+    if OF_MODE.contains(&request)
+        && result == 0
+        && let Some(store) = store_of_listener(&socket)
+    {
+        // SAFETY: as above.
+        unsafe { next(store, request, argument) };
     }
     if request == libc::FIONBIO && result == 0 {
         // SAFETY: the argument of this request is the address of an int, as the kernel has found.

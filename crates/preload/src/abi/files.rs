@@ -11,7 +11,7 @@ use rustix::pipe::PipeFlags;
 
 use super::descriptors::unless_hidden;
 use super::next::next;
-use super::{answer, answer_sent, with_number};
+use super::{answer, answer_sent, is_nowhere, with_number};
 use crate::critical::outside;
 use crate::socket::Socket;
 use crate::stream::{SendMode, Stream, StreamMode};
@@ -39,12 +39,15 @@ pub unsafe extern "C" fn sendfile(
         // SAFETY: the caller's promise.
         return unsafe { next(to, from, offset, len) };
     };
+    if !offset.is_null() && is_nowhere(offset) {
+        return answer(Err(Errno::FAULT));
+    }
     let stream = match &*socket {
         Socket::Stream(stream) => stream,
         Socket::Listener(_) => return answer_sent(Err(Errno::PIPE), 0),
         Socket::Udp(_) => return answer(Err(Errno::INVAL)),
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise; null, or an address of the program.
     let sent = match unsafe { offset.as_mut() } {
         Some(offset) => send_from(stream, from, offset, len),
         None => send_from_position(stream, from, len),
@@ -103,8 +106,11 @@ fn send_from_position(stream: &Stream, from: c_int, len: usize) -> Result<usize,
     // SAFETY: the call touches no memory.
     let mut offset = unsafe { libc::lseek(from, 0, libc::SEEK_CUR) };
     if offset < 0 {
-        // Not of a pipe, which cannot be read twice if the connection does not take all.
-        return Err(if from < 0 { Errno::BADF } else { Errno::INVAL });
+        return Err(match super::last_error() {
+            Errno::BADF => Errno::BADF,
+            // Not of a pipe, which cannot be read twice if the connection does not take all.
+            _ => Errno::INVAL,
+        });
     }
     let sent = send_from(stream, from, &mut offset, len);
     // SAFETY: as above.

@@ -62,8 +62,7 @@ unsafe fn fill(
     let mut writer = ControlWriter::new(room);
     let settings = socket.settings();
     if settings.asks_control() {
-        let (interface, dropped) = socket.arrival_of(message);
-        writer.put_datagram(&message.about(), &settings, interface, dropped);
+        writer.put_datagram(&message.about(), &settings, &socket.arrival_of(message));
     }
     let (control, is_truncated) = writer.finish();
     if is_truncated {
@@ -336,7 +335,8 @@ unsafe fn receive_each(
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
-        if limit.as_mut().is_some_and(|limit| limit.is_over()) {
+        let is_urgent = header.msg_hdr.msg_flags & libc::MSG_OOB != 0;
+        if limit.as_mut().is_some_and(|limit| limit.is_over()) || is_urgent {
             break;
         }
     }

@@ -115,10 +115,15 @@ pub unsafe extern "C" fn getsockopt(
 ) -> c_int {
     let next = next!(getsockopt(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int);
     let option = SocketOption { level, name };
-    let socket = match option == SocketOption::of_socket(libc::SO_ERROR) {
-        true => table::find_usable(fd),
-        false => table::find(fd),
-    };
+    let takes_error = option == SocketOption::of_socket(libc::SO_ERROR);
+    let socket = if takes_error { table::find_usable(fd) } else { table::find(fd) };
+    if takes_error && socket.is_some() {
+        // First: an error that is taken is gone.
+        // SAFETY: the caller's promise.
+        if let Err(error) = unsafe { room_of(len) } {
+            return answer_int(Err(error));
+        }
+    }
     let store = match socket.as_deref() {
         None => Ok(fd),
         Some(Socket::Stream(stream)) if option == PEER_NAME => {
@@ -143,7 +148,7 @@ pub unsafe extern "C" fn getsockopt(
                 Err(error) => Err(error),
             }
         }
-        Some(Socket::Udp(udp)) if option == SocketOption::of_socket(libc::SO_ERROR) => {
+        Some(Socket::Udp(udp)) if takes_error => {
             let error = udp.take_error().map(|error| error.map_or(0, Errno::raw_os_error));
             // SAFETY: the caller's promise.
             let told = error.and_then(|error| unsafe { put(&error.to_ne_bytes(), value, len) });
@@ -270,15 +275,26 @@ unsafe fn put_part(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Res
 /// # Safety
 /// `len` is null or valid, and `*len` bytes at `value` can be written.
 unsafe fn put(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { room_of(len) }?;
+    // SAFETY: the caller's promise.
+    unsafe { put_all(bytes, value, len) }
+}
+
+/// Number of bytes that there is room for, which the kernel takes for an `int`.
+///
+/// # Errors
+/// `EFAULT` without it; `EINVAL` if it is negative.
+///
+/// # Safety
+/// `len` is null or valid.
+unsafe fn room_of(len: *mut socklen_t) -> Result<socklen_t, Errno> {
     if is_nowhere(len) {
         return Err(Errno::FAULT);
     }
     // SAFETY: the caller's promise.
     let room = unsafe { len.read() };
-    // As the kernel, which takes it for an int.
-    i32::try_from(room).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the caller's promise.
-    unsafe { put_all(bytes, value, len) }
+    if i32::try_from(room).is_ok() { Ok(room) } else { Err(Errno::INVAL) }
 }
 
 /// Writes as much of a value as there is room for, which has no sign, and its length.

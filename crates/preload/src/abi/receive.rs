@@ -16,8 +16,10 @@ use crate::stream::{Stream, StreamMode};
 use crate::table;
 use crate::udp::Udp;
 
-/// Bytes that one call discards without a buffer, at most (`MSG_TRUNC`).
+/// Bytes that are discarded without a buffer at a time (`MSG_TRUNC`), and those that a look finds, more than a connection
+/// keeps.
 const DISCARDED_BYTES_MAX: usize = 1 << 20;
+const PEEKED_BYTES_MAX: usize = 16 << 20;
 
 /// Mode of a call with these flags.
 pub(super) fn mode(flags: c_int) -> ReceiveMode {
@@ -97,8 +99,7 @@ pub(super) fn receive_bytes(
     }
     if mode.discard {
         // Nothing is written, not even what is only looked at.
-        let mut unwritten = vec![0; vectors.len_bytes().min(DISCARDED_BYTES_MAX)];
-        return stream.receive(std::iter::once(&mut *unwritten), mode);
+        return discard(stream, vectors.len_bytes(), mode);
     }
     // As the kernel: waits for a byte, and leaves it there if the bytes are more than fit before.
     let peeks = StreamMode { peek: true, wait_all: false, ..mode };
@@ -110,6 +111,30 @@ pub(super) fn receive_bytes(
         return Err(Errno::FAULT);
     }
     stream.receive(before.rooms(), mode)
+}
+
+/// Discards bytes, or only looks at them, as many times as it takes.
+fn discard(stream: &Stream, len: usize, mode: StreamMode) -> Result<usize, Errno> {
+    let at_once = if mode.peek { PEEKED_BYTES_MAX } else { DISCARDED_BYTES_MAX };
+    let mut unwritten = vec![0; len.min(at_once)];
+    let mut done = 0;
+    while done < len {
+        let room = unwritten.len().min(len - done);
+        let dont_wait = mode.dont_wait || done > 0 && !mode.wait_all;
+        let mode = StreamMode { dont_wait, ..mode };
+        match stream.receive(std::iter::once(&mut unwritten[..room]), mode) {
+            Ok(some) => done += some,
+            Err(error) if done == 0 => return Err(error),
+            Err(error) => {
+                stream.set_pending_error(error);
+                break;
+            }
+        }
+        if done % at_once != 0 || mode.peek {
+            break;
+        }
+    }
+    Ok(done)
 }
 
 fn receive_datagram(

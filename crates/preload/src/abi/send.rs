@@ -276,6 +276,16 @@ unsafe fn send_datagram(
     socket.send(&Message { vectors, name, control }, datagram_mode(flags))
 }
 
+/// True if a connection has taken a part of a message, of which it sent so many bytes.
+///
+/// # Safety
+/// As for a header given to `sendmsg(2)`.
+unsafe fn is_in_part(socket: &Socket, header: &msghdr, sent_bytes: usize) -> bool {
+    // SAFETY: the caller's promise.
+    let whole = || unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) };
+    matches!(socket, Socket::Stream(_)) && whole().is_ok_and(|whole| sent_bytes < whole.len_bytes())
+}
+
 /// # Safety
 /// As `sendmsg(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -321,7 +331,13 @@ pub unsafe extern "C" fn sendmmsg(
     for header in headers {
         // SAFETY: the caller's promise.
         match unsafe { send_header(&socket, &header.msg_hdr, flags) } {
-            Ok(len) => header.msg_len = len.try_into().unwrap_or(c_uint::MAX),
+            Ok(len) => {
+                header.msg_len = len.try_into().unwrap_or(c_uint::MAX);
+                // SAFETY: the caller's promise.
+                if unsafe { is_in_part(&socket, &header.msg_hdr, len) } {
+                    return sent + 1; // no other follows one that was sent in part
+                }
+            }
             Err(error) => {
                 // Raises the signal also if some have been sent.
                 let told = answer_sent(Err(error), signal_flags(&socket, flags));

@@ -32,7 +32,7 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
         };
     }
     // SAFETY: the caller's promise.
-    let local = unsafe { address::read(at, len) };
+    let local = unsafe { address::read_bound(at, len) };
     if fd >= 0
         && let Ok(local) = local
     {

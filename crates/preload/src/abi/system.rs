@@ -19,9 +19,9 @@ use crate::option::SocketOption;
 const VALUE_BYTES_MAX: usize = 16;
 
 /// Commands of `fcntl` for the signals of a file (uapi/asm-generic/fcntl.h).
-const F_SETSIG: c_int = 10;
+pub(super) const F_SETSIG: c_int = 10;
 const F_GETSIG: c_int = 11;
-const F_SETOWN_EX: c_int = 15;
+pub(super) const F_SETOWN_EX: c_int = 15;
 const F_GETOWN_EX: c_int = 16;
 
 /// Number of a descriptor.

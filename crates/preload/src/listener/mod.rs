@@ -205,6 +205,13 @@ impl Listener {
             self.inherited.kernel.unlist();
             abi::close_forgotten(self.kernel());
             self.copies().iter().for_each(Copies::close_forgotten);
+            self.served.load().iter().for_each(|served| served.close_copy());
+            // A thread of the parent may have had the lock.
+            if let Ok(placeholder) = self.placeholder.try_lock()
+                && let Some((_, descriptor)) = &*placeholder
+            {
+                abi::close_forgotten(descriptor.as_fd());
+            }
         }
     }
 
@@ -336,8 +343,10 @@ impl Listener {
         if let Some(membership) = &served.membership {
             self.addresses().for_each(|address| membership.join(address));
         }
-        // The parent's copy stays as it is: see `is_of_parent`.
-        std::mem::forget(self.served.swap(Some(Arc::clone(&served))));
+        // The rest of the parent's copy stays as it is: see `is_of_parent`.
+        let parents = self.served.swap(Some(Arc::clone(&served)));
+        parents.iter().for_each(|parents| parents.close_copy());
+        std::mem::forget(parents);
         Ok(served)
     }
 
@@ -443,7 +452,7 @@ impl Listener {
 fn serve_all() -> StillWaits {
     let mut still_waits = StillWaits(false);
     for number in table::within(0, u32::MAX) {
-        if let Some(socket) = table::find(number)
+        if let Some(socket) = table::look(number)
             && let Socket::Listener(listener) = &*socket
         {
             match listener.serve(socket.shared()) {
@@ -457,6 +466,12 @@ fn serve_all() -> StillWaits {
 }
 
 impl Served {
+    /// Closes this process's copy of the descriptor of the parent's that is polled: sets of the parent have it until all
+    /// are closed.
+    fn close_copy(&self) {
+        self.readiness().into_iter().for_each(abi::close_forgotten);
+    }
+
     fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.tcp.descriptor().map_err(|error| unconnected_errno(&error))
     }

@@ -1,5 +1,6 @@
 //! End of the process: its connections are closed, and peers get what was written.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 
 use super::fork::is_in_parents_memory;
 use super::{is_running, running};
+use crate::critical::outside;
 use crate::membership::Membership;
 use crate::socket::Socket;
 use crate::{abi, control, passing, table};
@@ -17,6 +19,12 @@ use crate::{abi, control, passing, table};
 /// Time that the end of a process waits for peers, at most.
 pub(crate) const FINISH_MAX: Duration = Duration::from_secs(10);
 const FINISH_LOOK: Duration = Duration::from_millis(1);
+
+/// True once a thread ends the process, and in that thread.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    static ENDS_PROCESS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Closes the connections that are open, as the kernel does when the process ends, and waits until peers have what was
 /// written. Signal handlers may call it: another thread does the work.
@@ -32,13 +40,28 @@ pub(crate) fn finish() {
 /// Closes the connections on another thread, and waits for it.
 fn close_connections() {
     let Ok(runtime) = running() else { return };
+    ENDS_PROCESS.set(true);
+    IS_ENDING.store(true, Ordering::Release);
     if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
-        return;
+        return IS_ENDING.store(false, Ordering::Release);
     }
     let began = Instant::now();
     while !runtime.has_finished.load(Ordering::Acquire) && began.elapsed() < FINISH_MAX {
         thread::sleep(FINISH_LOOK);
     }
+}
+
+/// Holds a call while another thread ends the process, with which it would end in the kernel: its socket has ended before.
+pub(crate) fn hold_at_end() {
+    if IS_ENDING.load(Ordering::Acquire) && !ENDS_PROCESS.get() && !is_in_parents_memory() {
+        outside(|_| thread::sleep(FINISH_MAX));
+    }
+}
+
+/// Begins anew in a child, which has none of the threads.
+pub(super) fn forked() {
+    IS_ENDING.store(false, Ordering::Relaxed);
+    ENDS_PROCESS.set(false);
 }
 
 /// Waits for the end of the process, and then for the peers of its connections.
@@ -54,9 +77,13 @@ pub(super) fn await_end(
     while passing::is_some_adopting() {
         thread::sleep(FINISH_LOOK);
     }
-    for socket in table::within(0, u32::MAX).filter_map(table::remove) {
-        if let (Socket::Listener(listener), false) = (&*socket, socket.is_of_parent()) {
-            listener.end_here();
+    for socket in table::within(0, u32::MAX).filter_map(table::end) {
+        // Threads that wait may keep a socket, which is then not dropped.
+        match &*socket {
+            _ if socket.is_of_parent() => {}
+            Socket::Listener(listener) => listener.end_here(),
+            Socket::Stream(stream) => stream.end_here(),
+            Socket::Udp(_) => {} // sends at once, and the membership ends with the process
         }
         socket.let_go();
     }

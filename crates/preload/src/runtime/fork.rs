@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_sys::hidden;
 
+use super::finish;
 use super::start::open;
 use super::{
     IS_USED, PREPARED, Prepared, RUNNING, configured, is_running, may_be_beside, own, prepared,
@@ -48,6 +49,7 @@ pub(crate) fn loaded() {
 pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     IS_USED.store(false, Ordering::Relaxed);
+    finish::forked();
     loaded();
 }
 

@@ -22,7 +22,7 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::signals::with_all_blocked;
 use rustix::io::Errno;
 
-pub(crate) use self::finish::{FINISH_MAX, finish};
+pub(crate) use self::finish::{FINISH_MAX, finish, hold_at_end};
 pub(crate) use self::fork::{
     before_fork, excluding, forked, forks, has_just_failed, is_in_parents_memory, loaded, note_copy,
 };

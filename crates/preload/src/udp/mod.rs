@@ -26,7 +26,7 @@ use rustix::net::{getpeername, getsockname};
 
 pub(crate) use self::inherit::{adopt, are_some_untouched, are_some_unused, forked, keep_locks};
 use self::part::DatagramPart;
-use crate::ancillary::scoped;
+use crate::ancillary::{Arrival, scoped};
 use crate::corked::Corked;
 use crate::datagram::{Message, SocketFamily};
 use crate::errno::unconnected_errno;
@@ -348,14 +348,18 @@ impl Udp {
         shown(scoped(message.source(), || message.interface()), self.is_ipv6)
     }
 
-    /// Interface that a message came in on, and the number of datagrams that the socket had no room for if the
-    /// program asked for it.
-    pub(crate) fn arrival_of(&self, message: &Message<'_>) -> (u32, u32) {
-        let dropped = match self.settings.load().counts_dropped {
+    /// Arrival of a message, with what the program has asked for.
+    pub(crate) fn arrival_of(&self, message: &Message<'_>) -> Arrival {
+        let settings = self.settings();
+        let dropped = match settings.counts_dropped {
             true => self.udp.queue().account().dropped(),
             false => 0,
         };
-        (message.interface(), u32::try_from(dropped).unwrap_or(u32::MAX))
+        Arrival {
+            interface: message.interface(),
+            answering: settings.v4_pktinfo.then(|| message.answering_address()).flatten(),
+            dropped: u32::try_from(dropped).unwrap_or(u32::MAX),
+        }
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
@@ -373,12 +377,13 @@ impl Udp {
     }
 
     /// Closes this process's copies of the kernel's sockets, which nothing here uses any more: the port is free once the
-    /// parent has closed its own.
+    /// parent has closed its own, and so are the sets that have the descriptor which is polled.
     pub(crate) fn close_copy(&self) {
         if self.origin.claim_close() {
             Self::count_closed(false, true);
             abi::close_forgotten(self.kernel());
             self.udp.reserved().into_iter().for_each(abi::close_forgotten);
+            self.readiness().into_iter().for_each(abi::close_forgotten);
         }
     }
 

@@ -225,6 +225,147 @@ pub(crate) fn bytes_outlive() {
     }
 }
 
+/// Writes more than the peer takes, and ends while threads wait, or while they begin to call.
+const ENDS_BESIDE: &str = "
+import ctypes, socket, sys, threading, time
+listener = socket.create_server(('10.9.0.1', 7))
+connection, peer = listener.accept()
+connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000_000)
+connection.recv(100)
+
+def told(name, pause, call):
+    time.sleep(pause)
+    try:
+        print(name, 'has returned', call(), flush=True)
+    except OSError as error:
+        print(name, 'has failed', error, flush=True)
+
+pauses = (0,) if sys.argv[1] == 'waits' else (0.1 * step for step in range(6, 10))
+for pause in pauses:
+    for name, call in (('recv', lambda: connection.recv(100)), ('accept', listener.accept), ('name', connection.getpeername))[:3 if pause else 2]:
+        threading.Thread(target=told, args=(name, pause, call), daemon=True).start()
+time.sleep(0.2) # until they wait
+connection.sendall(b'x' * 3_000_000)
+time.sleep(0.2)
+ctypes.CDLL(None)._exit(0) # other threads of Python run meanwhile
+";
+
+/// Asks, and reads a second later.
+const ASKS_SLOWLY: &str = "
+import socket, time
+while True:
+    try:
+        peer = socket.create_connection(('10.9.0.1', 7))
+        break
+    except OSError:
+        time.sleep(0.01)
+peer.sendall(b'question')
+time.sleep(2)
+read = 0
+while some := peer.recv(1_000_000):
+    read += len(some)
+print(read)
+";
+
+fn ends_beside(calls: &str) {
+    for config in [None, Some(CONFIG)] {
+        let hosts = Hosts::new();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| {
+                let mut peer = Command::new("python3");
+                hosts.far.run(|| peer.args(["-c", ASKS_SLOWLY]).output().unwrap().stdout)
+            });
+            let lines =
+                hosts.lines(Command::new("python3").args(["-c", ENDS_BESIDE, calls]), config);
+            assert!(lines.is_empty(), "{lines:?}");
+            assert_eq!(asked.join().unwrap(), b"3000000\n");
+        });
+    }
+}
+
+pub(crate) fn bytes_outlive_waiting() {
+    ends_beside("waits");
+}
+
+pub(crate) fn late_calls_do_not_return() {
+    ends_beside("begins");
+}
+
+/// Lets a listener that is served not wait, in one of two ways. Its child accepts, and so does it itself once it listens anew.
+const MODES: &str = "
+import errno, fcntl, os, select, signal, socket, sys
+listener = socket.create_server(('10.9.0.1', 7))
+select.select([listener], [], [], 0)
+if sys.argv[1] == 'ioctl':
+    os.set_blocking(listener.fileno(), False)
+else:
+    fcntl.fcntl(listener, fcntl.F_SETFL, fcntl.fcntl(listener, fcntl.F_GETFL) | os.O_NONBLOCK)
+
+def accept():
+    signal.alarm(20)
+    try:
+        listener.accept()
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+
+if os.fork() == 0:
+    accept()
+    accept()
+    os._exit(0)
+print(os.wait()[1])
+listener.shutdown(socket.SHUT_RD)
+listener.listen()
+accept()
+";
+
+pub(crate) fn mode_is_kept() {
+    for way in ["ioctl", "fcntl"] {
+        let hosts = Hosts::new();
+        let run = |config| hosts.lines(Command::new("python3").args(["-c", MODES, way]), config);
+        assert_eq!(run(Some(CONFIG)), run(None), "{way}");
+    }
+}
+
+/// Closes sockets that are in a set after a child has closed its copies, which lives on.
+const WATCHED: &str = "
+import os, select, socket
+listener = socket.create_server(('10.9.0.1', 7))
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind(('10.9.0.1', 7))
+waits = select.epoll()
+connection, peer = listener.accept()
+select.select([connection], [], [])
+all = connection, listener, datagrams
+for it in all:
+    waits.register(it, select.EPOLLIN | select.EPOLLOUT)
+closed, end = os.pipe(), os.pipe()
+if os.fork() == 0:
+    for it in all:
+        it.close()
+    os.write(closed[1], b'x')
+    os.read(end[0], 1)
+    os._exit(0)
+os.read(closed[0], 1)
+for it in all:
+    it.close()
+print(waits.poll(0.3), flush=True)
+os.write(end[1], b'x')
+print(os.wait()[1])
+";
+
+pub(crate) fn copies_leave_sets() {
+    let config = "via=af_packet take=tcp:7,udp:7 spin=auto dev=exa";
+    for config in [None, Some(config)] {
+        let hosts = Hosts::new();
+        thread::scope(|scope| {
+            let lines =
+                scope.spawn(|| hosts.lines(Command::new("python3").args(["-c", WATCHED]), config));
+            super::compiled::ask_until(&hosts, || lines.is_finished());
+            assert_eq!(lines.join().unwrap(), ["[]", "0"]);
+        });
+    }
+}
+
 /// Listens, forks, and lets the parent serve first: the child, which may not open the devices, learns why it cannot.
 const BOTH: &str = "
 import os, socket

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 use std::{fmt, iter};
 
@@ -41,6 +41,10 @@ enum CallKind {
     Write,
 }
 
+/// Flag of a connection whose application sees IPv4 addresses as IPv6 ones, and of one that is closed.
+const IS_MAPPED: u8 = 1;
+const IS_CLOSED: u8 = 2;
+
 /// A connection, shared by its handles.
 struct StreamState {
     shared: Arc<NetState>,
@@ -52,8 +56,8 @@ struct StreamState {
     /// Keeps the port from the kernel, if the kernel has the device, too.
     reserved: Option<Reserved>,
     ends: PackedFlow,
-    /// True if the application sees IPv4 addresses as IPv6 ones.
-    is_mapped: bool,
+    /// [`IS_MAPPED`] and [`IS_CLOSED`].
+    flags: AtomicU8,
     is_nonblocking: AtomicBool,
 }
 
@@ -149,7 +153,7 @@ impl TcpStream {
             write_timeout: Timeout::default(),
             reserved,
             ends: PackedFlow::of(&flow),
-            is_mapped,
+            flags: AtomicU8::new(if is_mapped { IS_MAPPED } else { 0 }),
             is_nonblocking: AtomicBool::default(),
         }))
     }
@@ -226,6 +230,12 @@ impl TcpStream {
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let socket = self.0.place.socket;
         Ok(self.0.call(|tcp, out| tcp.shutdown(socket, how, out))?)
+    }
+
+    /// Closes the connection as its last handle does, though there may be others. Calls that wait by those wait on, and
+    /// have no use any more.
+    pub fn close_for_all(&self) {
+        self.0.close();
     }
 
     /// Sends small segments at once, or not (`TCP_NODELAY`).
@@ -499,17 +509,23 @@ impl StreamState {
         }
     }
 
+    fn close(&self) {
+        if self.flags.fetch_or(IS_CLOSED, Ordering::AcqRel) & IS_CLOSED == 0 {
+            self.shared.close_socket(self.place, self.reserved.clone());
+        }
+    }
+
     /// Address as the application sees it.
     fn shown(&self, address: SocketAddr) -> SocketAddr {
         let scoped = self.shared.routes().scoped(address, self.ends.unpacked().ours.ip());
-        shown(scoped, self.is_mapped)
+        shown(scoped, self.flags.load(Ordering::Relaxed) & IS_MAPPED != 0)
     }
 }
 
 impl Drop for StreamState {
     fn drop(&mut self) {
         self.polled.close(&self.watch.wait);
-        self.shared.close_socket(self.place, self.reserved.take());
+        self.close();
     }
 }
 

@@ -46,6 +46,16 @@ def bounds(connection, tell):
     it.bind(("", 0))
     say("bind to another port", it.bind, NEAR)
     it.close()
+    of_no_family = lambda ip: struct.pack("H", 0) + struct.pack("!H4s8x", 7, socket.inet_aton(ip))
+    for kind in (socket.AF_INET6, socket.AF_INET):
+        it = socket.socket(kind, socket.SOCK_DGRAM)
+        it.settimeout(WAIT_MS / 1000)
+        for ip, length in (("10.9.0.1", 16), ("0.0.0.0", 15), ("0.0.0.0", 16)):
+            say(f"bind without a family {kind} {ip} {length}", c, "bind", it.fileno(), of_no_family(ip), length)
+        if kind == socket.AF_INET:
+            tell("datagram 10")
+            say("the datagram", it.recv, 100)
+        it.close()
     it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     it.bind(NEAR)
     tell("datagram 10")

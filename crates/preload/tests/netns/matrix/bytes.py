@@ -136,6 +136,12 @@ def files(connection, tell):
         say("arrived", tell, "read 10")
         say("sendfile of no file", os.sendfile, it.fileno(), -1, 0, 10)
         say("sendfile of no file", os.sendfile, it.fileno(), -1, None, 10)
+        closed = os.dup(file.fileno())
+        os.close(closed)
+        for offset in (0, None):
+            say("sendfile of a closed file", os.sendfile, it.fileno(), closed, offset, 10)
+        for to in (it, LISTENER[0]):
+            say("sendfile, offset nowhere", c, "sendfile", to.fileno(), file.fileno(), ctypes.c_void_p(8), size(10))
         say("sendfile beyond the end", os.sendfile, it.fileno(), file.fileno(), 1 << 40, 10)
     splices(it, tell)
     it.close()

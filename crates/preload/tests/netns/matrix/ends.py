@@ -39,6 +39,9 @@ def resets(connection, tell):
     it = connection()
     tell("reset")
     await_event(it, select.POLLERR)
+    for place, room in ((None, -1), (ctypes.create_string_buffer(4), -1)):
+        say("SO_ERROR, no room", c, "getsockopt", it.fileno(), socket.SOL_SOCKET, socket.SO_ERROR, place, ctypes.byref(ctypes.c_int(room)))
+    say("SO_ERROR, no length", c, "getsockopt", it.fileno(), socket.SOL_SOCKET, socket.SO_ERROR, ctypes.create_string_buffer(4), None)
     say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
     say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
     say("recv", it.recv, 10)

@@ -44,15 +44,17 @@ def join_and_leave(tell, what, level, options, request):
 
 
 def heard(it, tell, group, own):
-    """Destinations of what comes, up to a datagram to the host itself."""
+    """Destinations of what comes, of IPv4 with this host's addresses, up to a datagram to the host itself."""
     tell(f"ping {group} 17")
+    if ":" not in own:
+        tell("ping 10.9.0.255 17")
     tell(f"ping {own} 17")
     found = []
-    while own not in found:
+    while own not in [told[0] for told in found]:
         await_event(it, select.POLLIN)
         control = it.recvmsg(9, 100)[1]
         told = control[0][2]
-        found.append(socket.inet_ntop(socket.AF_INET6, told[:16]) if ":" in own else socket.inet_ntoa(told[8:12]))
+        found.append([socket.inet_ntop(socket.AF_INET6, told[:16])] if ":" in own else [socket.inet_ntoa(told[at:at + 4]) for at in (8, 4)])
     return found
 
 

@@ -15,6 +15,7 @@ def peer():
     """Commands: one a line, each answered by a line."""
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(FAR)
+    udp.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     udp_v6 = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     udp_v6.bind(FAR_V6)
     listener = socket.create_server(CONTROL)
