@@ -124,10 +124,16 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     } else {
         report::render(&ours.iter().chain(&peers).collect::<Vec<_>>())
     });
-    match ours.and_then(|ours| ours.first_violation) {
-        Some(violation) => Err(broken_law(args, situation, &violation)),
+    match ours.iter().chain(&peers).find_map(broken_by_us) {
+        Some((rules, violation)) => Err(broken_law(args, situation, rules, violation)),
         None => printed,
     }
+}
+
+/// First violation of a run in which the path itself steered.
+fn broken_by_us(summary: &Summary) -> Option<(Rules, &report::Violation)> {
+    let is_ours = matches!(summary.rules, Rules::Forebay | Rules::Ranges);
+    summary.first_violation.as_ref().filter(|_| is_ours).map(|violation| (summary.rules, violation))
 }
 
 fn run_ours(args: &SimArgs, situation: Situation, bar: &ProgressBar) -> Result<Summary, Failure> {
@@ -205,9 +211,17 @@ fn progress(args: &SimArgs, rules: u64) -> ProgressBar {
     ProgressBar::new(runs).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn broken_law(args: &SimArgs, situation: Situation, violation: &report::Violation) -> Failure {
+fn broken_law(
+    args: &SimArgs,
+    situation: Situation,
+    rules: Rules,
+    violation: &report::Violation,
+) -> Failure {
     let report::Violation { seed, law, text } = violation;
     let mut command = format!("forebay sim {} --seed {seed}", situation.name());
+    if rules == Rules::Ranges {
+        command += " --rules ranges";
+    }
     for (option, value) in [
         ("cpus", args.cpus.map(u64::from)),
         ("packets", args.packets),
@@ -246,11 +260,32 @@ mod tests {
             text: "it stays".to_owned(),
         };
         let Failure::Law { law, text, command } =
-            broken_law(&args, Situation::Elephant, &violation)
+            broken_law(&args, Situation::Elephant, Rules::Forebay, &violation)
         else {
             panic!("a law was broken");
         };
         assert_eq!((law, text.as_str()), ("liveness", "it stays"));
         assert_eq!(command, "forebay sim elephant --seed 8 --cpus 5 --packets 700");
+    }
+
+    #[test]
+    fn law_broken_under_ranges_fails() {
+        let Command::Sim(args) = Cli::parse_from(["forebay", "sim", "waves"]).command else {
+            panic!("it is a simulation");
+        };
+        let broken = |rules| {
+            let mut summary = Summary::new(rules, Situation::Waves);
+            let (law, text) = (forebay_sim::Law::Liveness, "it stays".to_owned());
+            summary.first_violation = Some(report::Violation { seed: 8, law, text });
+            summary
+        };
+        let (ranges, kernel) = (broken(Rules::Ranges), broken(Rules::Kernel));
+        assert_eq!(broken_by_us(&kernel), None);
+        let (rules, violation) = broken_by_us(&ranges).unwrap();
+        let Failure::Law { command, .. } = broken_law(&args, Situation::Waves, rules, violation)
+        else {
+            panic!("a law was broken");
+        };
+        assert_eq!(command, "forebay sim waves --seed 8 --rules ranges");
     }
 }

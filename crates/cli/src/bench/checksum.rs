@@ -10,7 +10,7 @@ use super::{BenchArgs, solo};
 pub(super) fn run(args: &BenchArgs) -> Figures {
     const BUFFERS: usize = 64;
     let buffers: Vec<Vec<u8>> =
-        (0..BUFFERS).map(|fill| vec![fill.to_le_bytes()[0]; args.len]).collect();
+        (0..BUFFERS).map(|fill| vec![fill.to_le_bytes()[0]; usize::from(args.len)]).collect();
     let figures = solo::measure(args, "checksum", "ns/packet", BUFFERS, || {
         for buffer in &buffers {
             black_box(Sum::of(black_box(buffer)).fold());

@@ -45,7 +45,7 @@ pub(crate) struct BenchArgs {
     reps: u32,
 
     /// Seconds to spend at most
-    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     secs: u64,
 
     /// Objects or packets handed over at once (ring, pool, steer, udp)
@@ -75,7 +75,7 @@ pub(crate) struct BenchArgs {
 
     /// checksum: bytes summed up at once
     #[arg(long, value_name = "BYTES", default_value_t = 1448)]
-    len: usize,
+    len: u16,
 
     /// parse, steer, virtio: verify checksums too
     #[arg(long)]

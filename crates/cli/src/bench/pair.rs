@@ -229,14 +229,16 @@ pub(super) fn measure(
     file(name, unit, &classes, before_ns)
 }
 
-/// Builds the figures; the class with the most repeats comes first.
+/// Builds the figures, of the class with the most repeats; none if the distance changed during all
+/// of them.
 fn file(
     name: &'static str,
     unit: &'static str,
     classes: &BTreeMap<CacheClass, Vec<f64>>,
     round_trip_ns: f64,
 ) -> Figures {
-    let most = classes.iter().max_by_key(|(_, samples)| samples.len());
+    let stayed = classes.iter().filter(|(class, _)| **class != CacheClass::Moved);
+    let most = stayed.max_by_key(|(_, samples)| samples.len());
     let (class, spread) = match most {
         Some((class, samples)) => (class.name(), RoundSpread::of(samples)),
         None => ("none", RoundSpread::default()),
@@ -254,6 +256,15 @@ fn file(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn moved_repeats_are_no_result() {
+        let mut classes = BTreeMap::from([(CacheClass::Moved, vec![1.0, 2.0])]);
+        let class = |classes: &_| json!(file("ring", "ns", classes, 100.0))["class"].clone();
+        assert_eq!(class(&classes), "none");
+        classes.insert(CacheClass::FarL3, vec![4.0]);
+        assert_eq!(class(&classes), "far_l3");
+    }
 
     #[test]
     fn round_trips_named_as_peers() {

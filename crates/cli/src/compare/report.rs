@@ -9,6 +9,7 @@ use super::machine::MachineFacts;
 use super::subject::{Author, Better, Quantity, Subject};
 use super::turns::Taken;
 use crate::bench::figures::RoundSpread;
+use crate::bench::pair::CacheClass;
 
 /// Report of a comparison.
 #[derive(Debug, Serialize)]
@@ -35,7 +36,7 @@ pub(super) struct Comparison {
     pub(super) metric: &'static str,
     pub(super) unit: &'static str,
     pub(super) better: Better,
-    /// Class of cache distance that the rows' figures are of: the one with the most samples.
+    /// Class of cache distance that the rows' figures are of: the one with the most samples; none if all of them moved.
     pub(super) class: String,
     pub(super) rows: Vec<CompareRow>,
 }
@@ -98,10 +99,11 @@ impl Comparison {
     fn of(group: &'static str, metric: Quantity, mut rows: Vec<CompareRow>) -> Self {
         let classes: BTreeSet<_> =
             rows.iter().flat_map(|row| row.classes.keys()).cloned().collect();
+        let classes = classes.into_iter().filter(|class| class != CacheClass::Moved.name());
         let samples = |class: &String| -> usize {
             rows.iter().filter_map(|row| row.classes.get(class)).map(|spread| spread.n).sum()
         };
-        let class = classes.into_iter().max_by_key(samples).unwrap_or_else(|| "none".to_owned());
+        let class = classes.max_by_key(samples).unwrap_or_else(|| "none".to_owned());
         for row in &mut rows {
             row.spread = row.classes.get(&class).copied();
         }
@@ -203,6 +205,35 @@ mod tests {
         let ratios = json!({ "forebay, af_xdp": 1.5, "forebay, af_packet": 0.5 });
         assert_eq!(comparison["rows"][0]["ratios"], ratios);
         assert_eq!(comparison["rows"][2]["ratios"], json!({}));
+    }
+
+    #[test]
+    fn cmp_3_moved_turns_have_no_ratio() {
+        let samples = |values: &[f64]| {
+            let moved = BTreeMap::from([("moved".to_owned(), RoundSpread::of(values))]);
+            let row = |author| CompareRow {
+                program: "kernel".to_owned(),
+                author,
+                spread: None,
+                classes: moved.clone(),
+                ratios: BTreeMap::new(),
+                reason: None,
+            };
+            vec![row(Author::Peer), row(Author::Forebay)]
+        };
+        let metric = || Quantity { name: "received", unit: "kpps", better: Better::More };
+        let all_moved = Comparison::of("UDP socket", metric(), samples(&[1.0, 2.0]));
+        assert_eq!(all_moved.class, "none");
+        for row in &all_moved.rows {
+            assert!(row.spread.is_none() && row.ratios.is_empty(), "{row:?}");
+            assert_eq!(row.classes["moved"].n, 2);
+        }
+        let mut rows = samples(&[1.0, 2.0]);
+        for row in &mut rows {
+            row.classes.insert("far_l3".to_owned(), RoundSpread::of(&[4.0]));
+        }
+        let few_stayed = Comparison::of("UDP socket", metric(), rows);
+        assert_eq!((few_stayed.class.as_str(), few_stayed.rows[0].ratios.len()), ("far_l3", 1));
     }
 
     #[test]
