@@ -66,6 +66,9 @@ pub struct Progress {
     pub unread: Mutex<BTreeMap<String, u64>>,
 }
 
+/// Frames of a source examined for each that a poll may take, so that it ends even if all belong to other queues.
+const LOOKS_PER_FRAME: usize = 8;
+
 /// One rx queue's part of a source, as distributed by receive-side scaling. As with a device whose hash
 /// is not used, frames do not carry it: the path computes its own.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::random::Random;
 
 use super::pace::{Pace, Rate};
-use super::{Progress, QueueShare};
+use super::{LOOKS_PER_FRAME, Progress, QueueShare};
 
 /// First bytes of a stamped payload.
 pub const STAMP_MAGIC: [u8; 4] = *b"STMP";
@@ -170,7 +170,10 @@ impl Source for SyntheticSource {
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        while burst.len() < max {
+        for _ in 0..max * LOOKS_PER_FRAME {
+            if burst.len() >= max {
+                break;
+            }
             if is_last || self.number == self.plan.frames {
                 return Ok(Polled::Exhausted);
             }
@@ -313,7 +316,33 @@ pub fn stamped_udp(flow: u32, sequence: u64, payload_bytes: usize, ipv6: bool) -
 mod tests {
     use forebay_rx::parse::{Checksum, Transport, Verify, View, parse};
 
+    use forebay_buf::Region;
+    use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+    use forebay_rx::RxQueue;
+    use forebay_rx::hash::{Hasher, Indirection};
+
     use super::*;
+
+    /// A queue that gets none of the flows delays its CPU no longer than one that gets all.
+    #[test]
+    fn promise_3_queue_without_flows_polls_briefly() {
+        let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+        let plan = SyntheticPlan { flows: 1, frames: u64::MAX, ..SyntheticPlan::default() };
+        let ask = PollRequest { now_ns: 0, max: 4, may_wait: false, is_last: false };
+        let taken = [0, 1].map(|number| {
+            let indirection = Indirection::new(2);
+            let queue = RxQueue(number);
+            let share = QueueShare { queue, indirection, hasher: Arc::clone(&hasher) };
+            let mut source = SyntheticSource::new(plan.clone(), Some(&share));
+            let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }]];
+            let region = Region::allocate(region_bytes(&shares));
+            let mut pool = carve(region, &shares).unwrap().remove(0);
+            let mut burst = Burst::default();
+            assert_eq!(source.poll(ask, &mut pool, &mut burst).unwrap(), Polled::Ready);
+            burst.packets.len()
+        });
+        assert_eq!(taken.iter().sum::<usize>(), 4, "one of them has the flow");
+    }
 
     #[test]
     fn stamped_frames_have_right_checksums() {

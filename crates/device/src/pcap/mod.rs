@@ -32,7 +32,7 @@ pub use rotation::Rotation;
 pub use tally::Damage;
 
 use super::pace::{Pace, Rate};
-use super::{Progress, QueueShare};
+use super::{LOOKS_PER_FRAME, Progress, QueueShare};
 
 /// Maximum size of all captures kept in memory; captures beyond it are read during the run.
 pub const KEPT_BYTES_MAX: u64 = 256 << 20;
@@ -73,10 +73,6 @@ pub struct PcapSource {
     /// Number of unreadable records published so far.
     unread_told: u64,
 }
-
-/// Records examined for each frame that may be taken, so that a poll ends even if all records
-/// belong to other queues.
-const LOOKS_PER_FRAME: usize = 8;
 
 impl PcapSource {
     /// Opens the first capture. With a `share`, only frames of that queue are yielded. `verify`
