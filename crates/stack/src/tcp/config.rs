@@ -220,12 +220,12 @@ pub enum Algorithm {
 /// SYNs that a listener answers by cookies, without a memory of them (RFC 4987, section 3.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SynCookies {
-    /// None: those beyond the backlog are dropped (`tcp_syncookies` 0).
+    /// None: SYNs beyond the backlog are dropped (`tcp_syncookies` 0).
     Off,
-    /// Those beyond the backlog (`tcp_syncookies` 1).
+    /// SYNs beyond the backlog (`tcp_syncookies` 1).
     #[default]
     WhenFull,
-    /// All, but those that reopen a connection in TIME-WAIT (`tcp_syncookies` 2).
+    /// All SYNs, but those that reopen a connection in TIME-WAIT (`tcp_syncookies` 2).
     Always,
 }
 

@@ -102,7 +102,7 @@ fn tcp_5_crossed_window_is_not_scaled() {
     assert_eq!((info.state, info.send_window_bytes), (State::Established, 5000));
 }
 
-/// It is of another connection with the same ends (`PAWSActiveRejected`).
+/// A SYN-ACK of another connection with the same ends (`PAWSActiveRejected`).
 #[test]
 fn tcp_17_echo_before_syn_is_reset() {
     let mut pair = lone();
