@@ -116,7 +116,7 @@ impl Connection {
             self.search_anew(cx);
             return Probing::NotNow;
         }
-        let behind = (self.recovery.reordering + 1).saturating_mul(self.send.mss);
+        let behind = self.recovery.reordering.saturating_add(1).saturating_mul(self.send.mss);
         let needed = len_bytes.saturating_add(behind);
         if self.unsent_bytes() < needed || self.send.window < needed {
             return Probing::NotNow;

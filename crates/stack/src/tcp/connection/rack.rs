@@ -1,6 +1,6 @@
 //! RACK: losses found by the times of transmission (RFC 8985), and tail loss probes.
 
-use super::super::config::{DUP_THRESHOLD, RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MIN_US, us_u32};
+use super::super::config::{RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MIN_US, us_u32};
 use super::super::seq::Seq;
 use super::ack::AckFacts;
 use super::info::Cause;
@@ -119,8 +119,7 @@ impl Connection {
     fn reorder_window_us(&self) -> u64 {
         let recovery = &self.recovery;
         if recovery.reorderings == 0
-            && (recovery.is_recovering()
-                || self.sent.sacked >= recovery.reordering.max(DUP_THRESHOLD))
+            && (recovery.is_recovering() || self.sent.sacked >= recovery.reordering)
         {
             return 0;
         }

@@ -181,7 +181,8 @@ impl Connection {
     pub(super) fn expand_send_buffer(&mut self, cx: &Context<'_>) {
         let mss = self.send.mss.max(self.send.peer_mss);
         let data_bytes = (mss + HEADERS_BYTES + SHARED_INFO_BYTES).next_power_of_two();
-        let segments = self.congestion.cwnd.max(INITIAL_CWND).max(self.recovery.reordering + 1);
+        let segments =
+            self.congestion.cwnd.max(INITIAL_CWND).max(self.recovery.reordering.saturating_add(1));
         let wanted = u64::from(segments) * 2 * u64::from(data_bytes + SK_BUFF_BYTES);
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(cx.config.wmem.1);
         self.send.buffer_bytes = self.send.buffer_bytes.max(wanted);
