@@ -123,15 +123,18 @@ fn discard(stream: &Stream, len: usize, mode: StreamMode) -> Result<usize, Errno
         let dont_wait = mode.dont_wait || done > 0 && !mode.wait_all;
         let mode = StreamMode { dont_wait, ..mode };
         match stream.receive(std::iter::once(&mut unwritten[..room]), mode) {
-            Ok(some) => done += some,
+            Ok(some) => {
+                done += some;
+                // The stream has no more, or has ended.
+                if some < room || mode.peek {
+                    break;
+                }
+            }
             Err(error) if done == 0 => return Err(error),
             Err(error) => {
                 stream.set_pending_error(error);
                 break;
             }
-        }
-        if done % at_once != 0 || mode.peek {
-            break;
         }
     }
     Ok(done)
