@@ -337,8 +337,10 @@ impl Listener {
         let membership = runtime.membership.clone();
         let served = Arc::new(Served { tcp, origin: Origin::here(), membership });
         self.adopt(&served, self.inherited.all().into_iter());
+        // Always, before others see it: a child asks for it while threads that it has not may hold locks.
+        let readiness = served.readiness()?;
         if !is_placed {
-            self.place(socket, served.readiness()?)?;
+            self.place(socket, readiness)?;
         }
         if let Some(membership) = &served.membership {
             self.addresses().for_each(|address| membership.join(address));
