@@ -233,24 +233,29 @@ connection, peer = listener.accept()
 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000_000)
 connection.recv(100)
 
+ends = threading.Event()
+
 def told(name, pause, call):
-    time.sleep(pause)
+    if pause:
+        ends.wait()
+        time.sleep(pause)
     try:
         print(name, 'has returned', call(), flush=True)
     except OSError as error:
         print(name, 'has failed', error, flush=True)
 
-pauses = (0,) if sys.argv[1] == 'waits' else (0.1 * step for step in range(6, 10))
+pauses = (0,) if sys.argv[1] == 'waits' else (0.3, 0.5, 0.7, 0.9)
 for pause in pauses:
     for name, call in (('recv', lambda: connection.recv(100)), ('accept', listener.accept), ('name', connection.getpeername))[:3 if pause else 2]:
         threading.Thread(target=told, args=(name, pause, call), daemon=True).start()
 time.sleep(0.2) # until they wait
 connection.sendall(b'x' * 3_000_000)
 time.sleep(0.2)
+ends.set()
 ctypes.CDLL(None)._exit(0) # other threads of Python run meanwhile
 ";
 
-/// Asks, and reads a second later.
+/// Asks, and reads some seconds later.
 const ASKS_SLOWLY: &str = "
 import socket, time
 while True:
@@ -260,7 +265,7 @@ while True:
     except OSError:
         time.sleep(0.01)
 peer.sendall(b'question')
-time.sleep(2)
+time.sleep(3)
 read = 0
 while some := peer.recv(1_000_000):
     read += len(some)
