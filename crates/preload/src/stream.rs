@@ -12,7 +12,6 @@ use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
-use crate::abi;
 use crate::errno::stream_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
@@ -479,14 +478,6 @@ impl Stream {
             _ => return Err(Errno::INVAL),
         };
         self.tcp.shutdown(how).map_err(|error| stream_errno(&error))
-    }
-
-    /// Closes this process's copy of the descriptor that is polled, which nothing here uses any more: sets of the parent have
-    /// it until all are closed.
-    pub(crate) fn close_copy(&self) {
-        if self.origin.claim_close() {
-            self.readiness().into_iter().for_each(abi::close_forgotten);
-        }
     }
 
     /// Closes the connection as the process ends, also while other threads wait for it.

@@ -205,13 +205,6 @@ impl Listener {
             self.inherited.kernel.unlist();
             abi::close_forgotten(self.kernel());
             self.copies().iter().for_each(Copies::close_forgotten);
-            self.served.load().iter().for_each(|served| served.close_copy());
-            // A thread of the parent may have had the lock.
-            if let Ok(placeholder) = self.placeholder.try_lock()
-                && let Some((_, descriptor)) = &*placeholder
-            {
-                abi::close_forgotten(descriptor.as_fd());
-            }
         }
     }
 
@@ -337,18 +330,14 @@ impl Listener {
         let membership = runtime.membership.clone();
         let served = Arc::new(Served { tcp, origin: Origin::here(), membership });
         self.adopt(&served, self.inherited.all().into_iter());
-        // Always, before others see it: a child asks for it while threads that it has not may hold locks.
-        let readiness = served.readiness()?;
         if !is_placed {
-            self.place(socket, readiness)?;
+            self.place(socket, served.readiness()?)?;
         }
         if let Some(membership) = &served.membership {
             self.addresses().for_each(|address| membership.join(address));
         }
-        // The rest of the parent's copy stays as it is: see `is_of_parent`.
-        let parents = self.served.swap(Some(Arc::clone(&served)));
-        parents.iter().for_each(|parents| parents.close_copy());
-        std::mem::forget(parents);
+        // The parent's copy stays as it is: see `is_of_parent`.
+        std::mem::forget(self.served.swap(Some(Arc::clone(&served))));
         Ok(served)
     }
 
@@ -468,12 +457,6 @@ fn serve_all() -> StillWaits {
 }
 
 impl Served {
-    /// Closes this process's copy of the descriptor of the parent's that is polled: sets of the parent have it until all
-    /// are closed.
-    fn close_copy(&self) {
-        self.readiness().into_iter().for_each(abi::close_forgotten);
-    }
-
     fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.tcp.descriptor().map_err(|error| unconnected_errno(&error))
     }

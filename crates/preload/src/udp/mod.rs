@@ -377,13 +377,12 @@ impl Udp {
     }
 
     /// Closes this process's copies of the kernel's sockets, which nothing here uses any more: the port is free once the
-    /// parent has closed its own, and so are the sets that have the descriptor which is polled.
+    /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
         if self.origin.claim_close() {
             Self::count_closed(false, true);
             abi::close_forgotten(self.kernel());
             self.udp.reserved().into_iter().for_each(abi::close_forgotten);
-            self.readiness().into_iter().for_each(abi::close_forgotten);
         }
     }
 

@@ -61,7 +61,7 @@ pub(crate) fn handlers_use_sockets() {
 }
 
 /// Connects from the far host again and again, asks, and waits for the end, until the program has ended.
-pub(crate) fn ask_until(hosts: &Hosts, has_ended: impl Fn() -> bool + Sync) {
+fn ask_until(hosts: &Hosts, has_ended: impl Fn() -> bool + Sync) {
     let ask = || -> io::Result<()> {
         let mut stream = TcpStream::connect(NEAR)?;
         stream.write_all(b"question")?;

@@ -331,46 +331,6 @@ pub(crate) fn mode_is_kept() {
     }
 }
 
-/// Closes sockets that are in a set after a child has closed its copies, which lives on.
-const WATCHED: &str = "
-import os, select, socket
-listener = socket.create_server(('10.9.0.1', 7))
-datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-datagrams.bind(('10.9.0.1', 7))
-waits = select.epoll()
-connection, peer = listener.accept()
-select.select([connection], [], [])
-all = connection, listener, datagrams
-for it in all:
-    waits.register(it, select.EPOLLIN | select.EPOLLOUT)
-closed, end = os.pipe(), os.pipe()
-if os.fork() == 0:
-    for it in all:
-        it.close()
-    os.write(closed[1], b'x')
-    os.read(end[0], 1)
-    os._exit(0)
-os.read(closed[0], 1)
-for it in all:
-    it.close()
-print(waits.poll(0.3), flush=True)
-os.write(end[1], b'x')
-print(os.wait()[1])
-";
-
-pub(crate) fn copies_leave_sets() {
-    let config = "via=af_packet take=tcp:7,udp:7 spin=auto dev=exa";
-    for config in [None, Some(config)] {
-        let hosts = Hosts::new();
-        thread::scope(|scope| {
-            let lines =
-                scope.spawn(|| hosts.lines(Command::new("python3").args(["-c", WATCHED]), config));
-            super::compiled::ask_until(&hosts, || lines.is_finished());
-            assert_eq!(lines.join().unwrap(), ["[]", "0"]);
-        });
-    }
-}
-
 /// Listens, forks, and lets the parent serve first: the child, which may not open the devices, learns why it cannot.
 const BOTH: &str = "
 import os, socket

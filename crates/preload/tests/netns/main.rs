@@ -91,7 +91,6 @@ fn main() {
         ("exe_6_bytes_outlive_waiting_threads", forks::bytes_outlive_waiting),
         ("exe_6_end_returns_from_no_call", forks::late_calls_do_not_return),
         ("exe_5_mode_of_listener_is_kept", forks::mode_is_kept),
-        ("exe_5_closed_copies_leave_sets", forks::copies_leave_sets),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
         ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
