@@ -237,7 +237,8 @@ impl<H: Handler + 'static> Engine<H> {
         self,
         application: impl Fn(&mut CpuThread<H>) + Send + Sync + 'static,
     ) -> Result<Outcome<H>> {
-        threads::run(self.workers, self.loans, &self.shared, Arc::new(application))
+        let workers = begun(self.workers);
+        threads::run(workers, self.loans, &self.shared, Arc::new(application))
     }
 
     /// Runs on the calling thread, in virtual time, in an order that `seed` determines.
@@ -259,8 +260,14 @@ impl<H: Handler + 'static> Engine<H> {
         costs: VirtualCosts,
         observe: impl FnMut(u64),
     ) -> Outcome<H> {
-        stepped::run(self.workers, &self.shared, (seed, costs), observe)
+        stepped::run(begun(self.workers), &self.shared, (seed, costs), observe)
     }
+}
+
+/// The CPUs as a run begins, each with the changes that were made before.
+fn begun<H: Handler>(mut workers: Vec<Worker<H>>) -> Vec<Worker<H>> {
+    workers.iter_mut().for_each(Worker::begin);
+    workers
 }
 
 /// Handle that stops a running engine.

@@ -78,8 +78,6 @@ pub(super) struct Queue {
     woke_others: bool,
     /// Time of the first poll that asked for the last frames (`is_last`).
     last_since_ns: Option<u64>,
-    /// True from the first turn on.
-    has_begun: bool,
     source_ended: bool,
     ended: bool,
     failed: Option<SourceError>,
@@ -144,7 +142,6 @@ impl Queue {
             was_refused: false,
             woke_others: false,
             last_since_ns: None,
-            has_begun: false,
             source_ended: false,
             ended: false,
             failed: None,
@@ -154,9 +151,6 @@ impl Queue {
     /// Sends what is queued, polls the source once for at most `frames_max` frames, and passes these through the intake.
     pub(super) fn turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.follow_changes(shared);
-        if !self.has_begun {
-            self.begin(shared);
-        }
         self.intake.set_stamped(shared.measured() != Measured::Nothing);
         self.received = 0;
         let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
@@ -168,10 +162,8 @@ impl Queue {
         activity
     }
 
-    /// Applies all changes that were made before the first turn: they hold from the first frame on.
-    #[cold]
-    fn begin(&mut self, shared: &EngineState) {
-        self.has_begun = true;
+    /// Applies all changes that were made before the run: they hold from the first frame on.
+    pub(super) fn begin(&mut self, shared: &EngineState) {
         while self.changes.has_next() {
             self.retire_tables(shared);
             self.follow_changes(shared);

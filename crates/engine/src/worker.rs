@@ -142,13 +142,17 @@ impl<H: Handler> Worker<H> {
         }
     }
 
+    /// Applies all changes that were made before the run, of the CPU and of its queues.
+    pub(super) fn begin(&mut self) {
+        while self.changes.has_next() {
+            self.follow_changes();
+        }
+        self.queues.iter_mut().for_each(|queue| queue.begin(&self.shared));
+    }
+
     /// Applies changes and sets the budget of this turn.
     pub(super) fn begin_turn(&mut self, now_ns: u64) {
         self.follow_changes();
-        // Changes made before the first turn hold from its first packet on.
-        while self.turns == 0 && self.changes.has_next() {
-            self.follow_changes();
-        }
         self.adopt_queues();
         self.now_ns = now_ns;
         self.turns += 1;
