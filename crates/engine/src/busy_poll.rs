@@ -72,11 +72,11 @@ pub enum Arrived {
     Packets,
 }
 
-/// Sleep of a CPU's thread that ends with arriving packets, or none.
-const AWAKE: u8 = 0;
-/// Time before a sleep in which the thread finds out which of the two it is.
-const DECIDES: u8 = 1;
-/// Sleep without the queues' descriptors, until the end of a suspension that the thread has read, at the latest.
+/// State of a CPU's thread that is awake, or that arriving packets wake.
+const WAKEABLE: u8 = 0;
+/// State before a sleep, until the thread knows which of the two others it is.
+const UNDECIDED: u8 = 1;
+/// State of a sleep without the queues' descriptors, until the end of a suspension that the thread has read, at the latest.
 const SUSPENDED: u8 = 2;
 
 /// Packets that arrive while a CPU sleeps.
@@ -98,8 +98,8 @@ pub(super) struct Loan<H> {
     was_lent: AtomicBool,
     /// Time up to which arriving packets do not wake the CPU's thread; 0 if they do.
     suspended_until_ns: AtomicU64,
-    /// Sleep of the CPU's thread: [`AWAKE`], [`DECIDES`] or [`SUSPENDED`].
-    sleep: AtomicU8,
+    /// State of the CPU's thread: [`WAKEABLE`], [`UNDECIDED`] or [`SUSPENDED`].
+    sleep_state: AtomicU8,
     /// Time of the last turn of a borrower that found packets.
     used_ns: AtomicU64,
     /// True while arriving packets wait because readers are behind.
@@ -210,7 +210,7 @@ enum Ahead {
     Spin,
     /// Sleep of this thread, which waits alone.
     Sleep,
-    /// Sleep, or more turns of the other threads that wait.
+    /// Sleep of this thread, beside others that wait.
     Others,
 }
 
@@ -244,7 +244,7 @@ impl<H: Handler> Loan<H> {
             lent: Mutex::new(None),
             was_lent: AtomicBool::new(false),
             suspended_until_ns: AtomicU64::new(0),
-            sleep: AtomicU8::new(AWAKE),
+            sleep_state: AtomicU8::new(WAKEABLE),
             used_ns: AtomicU64::new(0),
             is_moderated: AtomicBool::new(false),
         }
@@ -280,18 +280,18 @@ impl<H: Handler> Loan<H> {
         let (waker, clock) = (self.shared.cpu_waker(self.index), &self.shared.clock);
         let mut now_ns = clock.now_ns();
         loop {
-            self.sleep.store(DECIDES, Ordering::Relaxed);
+            self.sleep_state.store(UNDECIDED, Ordering::Relaxed);
             // SeqCst: either a borrower that lets packets wake the CPU sees that it sleeps so, or this sees that they may.
             fence(Ordering::SeqCst);
             let suspended = Some(self.suspended_until_ns()).filter(|&until_ns| until_ns > now_ns);
             let is_suspended = suspended.is_some() || self.is_moderated();
-            let sleep = if is_suspended { SUSPENDED } else { AWAKE };
-            self.sleep.store(sleep, Ordering::Relaxed);
+            let state = if is_suspended { SUSPENDED } else { WAKEABLE };
+            self.sleep_state.store(state, Ordering::Relaxed);
             let readable = if is_suspended { &[] } else { numbers };
             let wake_ns = until_ns.into_iter().chain(suspended).min();
             let at_most_ns = wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns));
             waker.wait_by_number(at_most_ns.map(Duration::from_nanos), readable);
-            self.sleep.store(AWAKE, Ordering::Relaxed);
+            self.sleep_state.store(WAKEABLE, Ordering::Relaxed);
             now_ns = clock.now_ns();
             let is_over = wake_ns.is_some_and(|wake_ns| wake_ns <= now_ns);
             if is_over || !waker.is_asleep() || self.suspended_until_ns() <= now_ns {
@@ -351,7 +351,7 @@ impl<H: Handler> Loan<H> {
             Arrived::Packets | Arrived::Nothing => self.resume(),
         }
         // A thread that sleeps until the end of a suspension is back in time, even if no borrower is.
-        let is_suspended = self.sleep.load(Ordering::Relaxed) == SUSPENDED;
+        let is_suspended = self.sleep_state.load(Ordering::Relaxed) == SUSPENDED;
         let is_early = turned.needed == Needed::Soon && is_suspended;
         if turned.needed != Needed::Nothing && !is_early {
             wake();
@@ -405,7 +405,7 @@ impl<H: Handler> Loan<H> {
         self.suspended_until_ns.store(0, Ordering::Relaxed);
         self.is_moderated.store(false, Ordering::Relaxed);
         fence(Ordering::SeqCst); // pairs with that in `wait`
-        if self.sleep.load(Ordering::Relaxed) != AWAKE {
+        if self.sleep_state.load(Ordering::Relaxed) != WAKEABLE {
             self.shared.cpu_waker(self.index).wake();
         }
     }

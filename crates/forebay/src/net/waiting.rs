@@ -333,7 +333,8 @@ mod tests {
     #[derive(Default)]
     struct Moderated {
         are_behind: bool,
-        spins: AtomicU64,
+        /// Number of turns that find nothing yet.
+        spins: u64,
         /// Number of suspensions that were ended.
         resumed: AtomicU64,
         turns: AtomicU64,
@@ -343,11 +344,8 @@ mod tests {
 
     impl BusyPoll for Moderated {
         fn before_wait(&self) -> Arrived {
-            let left = self
-                .spins
-                .load(Ordering::Relaxed)
-                .saturating_sub(self.turns.fetch_add(1, Ordering::Relaxed));
-            if left > 0 { Arrived::Soon } else { Arrived::Nothing }
+            let turns = self.turns.fetch_add(1, Ordering::Relaxed);
+            if turns < self.spins { Arrived::Soon } else { Arrived::Nothing }
         }
 
         fn is_moderated(&self) -> bool {
@@ -386,7 +384,7 @@ mod tests {
             [(3, true, 9, 4, 7), (3, true, 2, 2, 1), (3, false, 9, 1, 7), (0, true, 9, 1, 7)]
         {
             let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
-            let engine = Arc::new(Moderated { spins: spins.into(), ..Moderated::default() });
+            let engine = Arc::new(Moderated { spins, ..Moderated::default() });
             state.set_busy_poll(Arc::clone(&engine) as _);
             let looks = AtomicU64::new(0);
             let look = || i32::from(looks.fetch_add(1, Ordering::Relaxed) + 1 == ready_at);
@@ -404,7 +402,7 @@ mod tests {
     #[test]
     fn udp_11_spinning_read_times_out() {
         let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
-        let engine = Arc::new(Moderated { spins: u64::MAX.into(), ..Moderated::default() });
+        let engine = Arc::new(Moderated { spins: u64::MAX, ..Moderated::default() });
         state.set_busy_poll(Arc::clone(&engine) as _);
         let socket = Net(Arc::clone(&state)).bind(SocketAddr::new(own_address(0), 53)).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();

@@ -63,13 +63,13 @@ fn exe_9_program_spins_no_longer() {
 /// A CPU's thread that sleeps until the end of a suspension is not woken for more packets, or for a time that comes soon.
 #[test]
 fn exe_9_suspended_cpu_is_left_asleep() {
-    for (sleep, is_left) in [(SUSPENDED, true), (DECIDES, false), (AWAKE, false)] {
+    for (state, is_left) in [(SUSPENDED, true), (UNDECIDED, false), (WAKEABLE, false)] {
         let fed = Arc::<Fed>::default();
         let borrowers = lent_cpu(SPIN_MAX_NS, &fed);
         let loan = &borrowers.loans[0];
         fed.frames.store(100_000, Ordering::Relaxed);
         borrowers.suspend();
-        loan.sleep.store(sleep, Ordering::Relaxed);
+        loan.sleep_state.store(state, Ordering::Relaxed);
         assert_eq!(borrowers.before_wait(), Arrived::Packets);
         assert!(loan.suspended_until_ns() > 0);
         assert_eq!(loan.shared.cpu_waker(0).is_asleep(), is_left);
