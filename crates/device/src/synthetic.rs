@@ -314,12 +314,11 @@ pub fn stamped_udp(flow: u32, sequence: u64, payload_bytes: usize, ipv6: bool) -
 
 #[cfg(test)]
 mod tests {
-    use forebay_rx::parse::{Checksum, Transport, Verify, View, parse};
-
     use forebay_buf::Region;
     use forebay_buf::pool::{ChunkClass, carve, region_bytes};
     use forebay_rx::RxQueue;
     use forebay_rx::hash::{Hasher, Indirection};
+    use forebay_rx::parse::{Checksum, Transport, Verify, View, parse};
 
     use super::*;
 

@@ -24,16 +24,9 @@ const NO_MASK: *const sigset_t = std::ptr::null();
 /// Most descriptors of a set that is looked at: as many as a process can have by the kernel's default of `fs.nr_open`.
 const POLLED_MAX: usize = 1 << 20;
 
-/// Shortest time-out of a call, in ms, that spins before it sleeps: longer than the spin.
-const SPIN_TIMEOUT_MS: c_int = 1;
-
-/// True if a time-out in ms, or none, is longer than a spin.
-fn may_spin_for(timeout_ms: c_int) -> bool {
-    !(0..SPIN_TIMEOUT_MS).contains(&timeout_ms)
-}
-
-/// Receives and waits; spins first if it may. With `is_ended` a signal that has come meanwhile ends the call, as one that comes during the wait; else
-/// the kernel's call would not see it: it has a mask of its own, or does not wait.
+/// Receives and waits. A call may spin first if `look` sees what it waits for, and its time-out is known to be longer. With
+/// `is_ended` a signal that has come meanwhile ends the call, as one that comes during the wait; else the kernel's call would
+/// not see it: it has a mask of its own, or does not wait.
 fn receive_and_sleep(
     may_spin: bool,
     is_ended: bool,
@@ -91,7 +84,7 @@ pub unsafe extern "C" fn epoll_wait(
     let next = next!(epoll_wait(c_int, *mut epoll_event, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let wait = |timeout| unsafe { next(unless_hidden(epoll), events, events_max, timeout) };
-    receive_and_sleep(may_spin_for(timeout), timeout != 0, || wait(0), || wait(timeout))
+    receive_and_sleep(timeout != 0, timeout != 0, || wait(0), || wait(timeout))
 }
 
 /// # Safety
@@ -110,12 +103,7 @@ pub unsafe extern "C" fn epoll_pwait(
         next(unless_hidden(epoll), events, events_max, timeout, signals)
     };
     let is_ended = timeout != 0 && signals.is_null();
-    receive_and_sleep(
-        may_spin_for(timeout),
-        is_ended,
-        || wait(0, NO_MASK),
-        || wait(timeout, signals),
-    )
+    receive_and_sleep(timeout != 0, is_ended, || wait(0, NO_MASK), || wait(timeout, signals))
 }
 
 /// # Safety
@@ -185,7 +173,7 @@ pub unsafe extern "C" fn poll(polled: *mut pollfd, count: nfds_t, timeout: c_int
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout| unsafe { next(polled, count, timeout) };
-        receive_and_sleep(may_spin_for(timeout), true, || wait(0), || wait(timeout))
+        receive_and_sleep(timeout != 0, true, || wait(0), || wait(timeout))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -204,7 +192,7 @@ pub unsafe extern "C" fn __poll_chk(
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout| unsafe { next(polled, count, timeout, room) };
-        receive_and_sleep(may_spin_for(timeout), true, || wait(0), || wait(timeout))
+        receive_and_sleep(timeout != 0, true, || wait(0), || wait(timeout))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }

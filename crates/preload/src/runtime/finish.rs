@@ -26,7 +26,7 @@ const HOLD_AFTER_FINISH: Duration = Duration::from_millis(100);
 /// True once a thread ends the process, and in that thread.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 /// True once peers have what was written, or the time for it is over.
-static HAS_FINISHED: AtomicBool = AtomicBool::new(false);
+static IS_WAIT_OVER: AtomicBool = AtomicBool::new(false);
 thread_local! {
     static ENDS_PROCESS: Cell<bool> = const { Cell::new(false) };
 }
@@ -54,14 +54,14 @@ fn close_connections() {
     while !runtime.has_finished.load(Ordering::Acquire) && began.elapsed() < FINISH_MAX {
         thread::sleep(FINISH_LOOK);
     }
-    HAS_FINISHED.store(true, Ordering::Release);
+    IS_WAIT_OVER.store(true, Ordering::Release);
 }
 
 /// Holds a call while another thread ends the process, with which it would end in the kernel: its socket has ended before.
 pub(crate) fn hold_at_end() {
     if IS_ENDING.load(Ordering::Acquire) && !ENDS_PROCESS.get() && !is_in_parents_memory() {
         outside(|_| {
-            while !HAS_FINISHED.load(Ordering::Acquire) {
+            while !IS_WAIT_OVER.load(Ordering::Acquire) {
                 thread::sleep(FINISH_LOOK);
             }
             thread::sleep(HOLD_AFTER_FINISH);
@@ -72,7 +72,7 @@ pub(crate) fn hold_at_end() {
 /// Begins anew in a child, which has none of the threads.
 pub(super) fn forked() {
     IS_ENDING.store(false, Ordering::Relaxed);
-    HAS_FINISHED.store(false, Ordering::Relaxed);
+    IS_WAIT_OVER.store(false, Ordering::Relaxed);
     ENDS_PROCESS.set(false);
 }
 
