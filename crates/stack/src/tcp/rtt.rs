@@ -75,7 +75,7 @@ impl RoundTrip {
     }
 
     /// Time-out without doublings, by the samples.
-    pub(super) fn base_us(&self) -> u32 {
+    fn base_us(&self) -> u32 {
         match self.srtt_us {
             0 => INITIAL_US,
             srtt_us => (srtt_us + self.rttvar_us).min(MAX_US),

@@ -19,7 +19,7 @@ impl Connection {
     /// Gives back what an idle connection does not need.
     pub(super) fn release_if_idle(&mut self, now_us: u64) {
         let last_us = self.receive.last_us.max(self.send.last_data_us);
-        let idle_us = IDLE_US.max(2 * u64::from(self.rtt.base_us()));
+        let idle_us = IDLE_US.max(2 * self.rtt.rto_us());
         if !self.sent.is_empty() || now_us.saturating_sub(last_us) < idle_us {
             return;
         }
