@@ -68,9 +68,10 @@ def resets(connection, tell):
         say("then", it.recv, 10)
         it.close()
     it = connection()
-    late = threading.Timer(0.3, tell, ["reset"])
+    much = bytes(30_000_000) # before the time runs
+    late = threading.Timer(0.6, tell, ["reset"])
     late.start()
-    say("sent in part", lambda: 0 < it.send(bytes(30_000_000)) < 30_000_000)
+    say("sent in part", lambda: 0 < it.send(much) < 30_000_000)
     late.join()
     say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
     say("send then", it.send, b"x")

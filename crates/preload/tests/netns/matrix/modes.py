@@ -315,9 +315,10 @@ def woken(connection, tell):
         it.close()
         tell("close")
     it = connection()
-    late = threading.Timer(0.3, it.shutdown, [socket.SHUT_WR])
+    much = bytes(30_000_000) # before the time runs
+    late = threading.Timer(0.6, it.shutdown, [socket.SHUT_WR])
     late.start()
-    say("sent in part", lambda: 0 < it.send(bytes(30_000_000)) < 30_000_000)
+    say("sent in part", lambda: 0 < it.send(much) < 30_000_000)
     late.join()
     say("then", it.send, b"x", socket.MSG_NOSIGNAL)
     it.close()
