@@ -83,8 +83,12 @@ fn follow<'a>(
         match kind {
             FRAGMENT => {
                 let &[_, _, high, low] = seen.header::<4>(at, Flaw::Extension)?;
-                headers.fragment = fragment(u16::from_be_bytes([high, low]));
-                if headers.fragment == Fragment::Later {
+                let fragment = fragment(u16::from_be_bytes([high, low]));
+                // An atomic fragment within a first one has no more of the datagram.
+                if fragment != Fragment::Atomic || headers.fragment != Fragment::First {
+                    headers.fragment = fragment;
+                }
+                if fragment == Fragment::Later {
                     return Ok(ExtensionChain { end: walk.at, destination });
                 }
             }

@@ -106,6 +106,13 @@ fn ipv4_headers() {
         ("wrong sum", udp4().edit(IP + 8, &[1]), Headers { ip_checksum: Checksum::Bad, ..UDP4 }),
         ("do not fragment", fragment([0x40, 0]), UDP4),
         ("first fragment", fragment([0x20, 0]), first),
+        ("an atomic one within it", extended(&[fragment_header(0, 1), fragment_header(0, 0)]), {
+            Headers {
+                fragment: Fragment::First,
+                l4_checksum: Checksum::Unknown,
+                ..later_by(16, UDP6)
+            }
+        }),
         ("a fragment between", fragment([0x20, 1]), later),
         ("the last fragment", fragment([0, 1]), later),
         ("padding", udp4().padded(13), UDP4),
