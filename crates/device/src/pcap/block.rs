@@ -10,8 +10,10 @@ use super::reader::Located;
 const MAX_INTERFACES: usize = 65_536;
 
 const INTERFACE_BLOCK: u32 = 1;
-/// Type of the obsolete packet block.
+/// Type of the packet block that the enhanced one has replaced.
 const PACKET_BLOCK: u32 = 2;
+/// Offset of the packet in both.
+const PACKET_OFFSET: usize = 28;
 
 /// Parses one complete block. Returns the position of its packet, or `None` if the block has none.
 pub(super) fn read_block(
@@ -37,21 +39,9 @@ pub(super) fn read_block(
             Ok(None)
         }
         Block::EnhancedPacket(packet) => {
-            let interface = interfaces
-                .get(packet.if_id as usize)
-                .ok_or("a packet is of an interface that was not described")?;
-            let end = 28 + packet.caplen as usize;
-            if end + 4 > block.len() {
-                return Err("a packet is longer than its block");
-            }
-            let ticks = u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low);
-            Ok(Some(Located {
-                total: block.len(),
-                bytes: 28..end,
-                wire_len: packet.origlen,
-                timestamp_ns: interface.timestamp_ns(ticks),
-                link_type: interface.link_type,
-            }))
+            let times = [packet.ts_high, packet.ts_low];
+            let lengths = [packet.caplen, packet.origlen];
+            locate(block, interfaces, packet.if_id as usize, (times, lengths)).map(Some)
         }
         Block::SimplePacket(packet) => {
             let interface = interfaces.first().ok_or("a packet comes before any interface")?;
@@ -65,13 +55,45 @@ pub(super) fn read_block(
             }))
         }
         Block::Unknown(_) if block_type(block, *big_endian) == Some(PACKET_BLOCK) => {
-            Err("an obsolete packet block, which is not read")
+            let word = |at| word_at(block, at, *big_endian).ok_or("a block is damaged");
+            // The number of the interface is in the first half of its word, and a count of drops in the other.
+            let numbers = word(8)?;
+            let interface = if *big_endian { numbers >> 16 } else { numbers & 0xffff };
+            let fields = ([word(12)?, word(16)?], [word(20)?, word(24)?]);
+            locate(block, interfaces, interface as usize, fields).map(Some)
         }
         _ => Ok(None),
     }
 }
 
+/// Position of the packet of an enhanced block or of one that it has replaced, from both halves of its time, and its
+/// lengths, captured and on the wire.
+fn locate(
+    block: &[u8],
+    interfaces: &[CaptureInterface],
+    interface: usize,
+    ([high, low], [captured, wire_len]): ([u32; 2], [u32; 2]),
+) -> Result<Located, &'static str> {
+    let interface =
+        interfaces.get(interface).ok_or("a packet is of an interface that was not described")?;
+    let end = PACKET_OFFSET + captured as usize;
+    if end + 4 > block.len() {
+        return Err("a packet is longer than its block");
+    }
+    Ok(Located {
+        total: block.len(),
+        bytes: PACKET_OFFSET..end,
+        wire_len,
+        timestamp_ns: interface.timestamp_ns(u64::from(high) << 32 | u64::from(low)),
+        link_type: interface.link_type,
+    })
+}
+
 fn block_type(block: &[u8], big_endian: bool) -> Option<u32> {
-    let bytes = block.first_chunk().copied()?;
+    word_at(block, 0, big_endian)
+}
+
+fn word_at(block: &[u8], at: usize, big_endian: bool) -> Option<u32> {
+    let bytes = block.get(at..)?.first_chunk().copied()?;
     Some(if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
 }

@@ -27,7 +27,7 @@ impl Order {
         }
     }
 
-    fn u16(self, number: u16) -> [u8; 2] {
+    pub(crate) fn u16(self, number: u16) -> [u8; 2] {
         match self {
             Self::Little => number.to_le_bytes(),
             Self::Big => number.to_be_bytes(),

@@ -186,17 +186,17 @@ fn damage_counted_rest_read() {
             PCAPNG_TAIL,
         ),
         (
-            "an obsolete packet block",
-            pcapng(&with_u32(good_block(), 0, 2)),
+            "an obsolete block of an interface nobody described",
+            pcapng(&with_u32(with_u32(good_block(), 0, 2), 8, 1)),
             2,
-            "obsolete packet block",
+            "an interface that was not described",
             PCAPNG_TAIL,
         ),
         (
-            "an obsolete packet block of the other byte order",
-            [section(Order::Big), block(Order::Big, 2, &[0; 20]), pcapng(&[])].concat(),
+            "an obsolete block that ends before its packet",
+            [section(Order::Big), block(Order::Big, 2, &[0; 8]), pcapng(&[])].concat(),
             2,
-            "obsolete packet block",
+            "a block is damaged",
             28,
         ),
         (

@@ -83,6 +83,20 @@ fn pcapng_read_in_any_byte_order() {
     }
 }
 
+/// Wireshark writes the same times and lengths into both blocks.
+#[test]
+fn obsolete_packet_blocks_are_read() {
+    for order in [Order::Little, Order::Big] {
+        let link_types = [1, 101].map(|link| interface(order, link, 0, &[]));
+        let [number, drops] = [1, 7].map(|field| order.u16(field));
+        let obsolete =
+            [&number[..], &drops, &enhanced(order, 1, 5, 90, &[0x45; 41])[12..]].concat();
+        let packet = block(order, 2, &obsolete[..obsolete.len() - 4]);
+        let file = [section(order), link_types.concat(), packet].concat();
+        assert_eq!(read_whole(&file), [kept(&[0x45; 41], 90, 5_000, Link::Ip)], "{order:?}");
+    }
+}
+
 #[test]
 fn link_types_known_by_name() {
     for (link_type, link) in [
