@@ -257,12 +257,15 @@ impl Explanation {
         }
     }
 
-    /// Rule of packets between the same endpoints that are not identified by their ports.
+    /// Rule of packets between the same endpoints that are identified neither by their ports nor by their addresses.
     fn other_rule(&self) -> Option<KeyRule> {
         match self.name {
             FlowName::Endpoints { protocol: Some(FlowProtocol::Tcp), .. } => None,
             FlowName::Endpoints { ports: Some([_, to]), .. } => self.flow_key.behind_udp_port(to),
-            _ => None,
+            FlowName::Endpoints { protocol, .. } => {
+                self.flow_key.behind_protocol(protocol?.number())
+            }
+            FlowName::Hash(_) => None,
         }
     }
 
@@ -270,6 +273,8 @@ impl Explanation {
         let rule = self.rule().map_or("given by its hash", KeyRule::name);
         let except = match self.other_rule() {
             None => "",
+            Some(KeyRule::Esp) => "; packets with an SPI go by addresses and SPI instead",
+            Some(KeyRule::Icmp) => "; errors go by the flow that they quote instead",
             Some(KeyRule::Quic) => "; QUIC's short headers go by connection ID instead",
             Some(KeyRule::Inner) => "; packets in the tunnel go by their inner header instead",
             Some(KeyRule::L2tpv3) => {

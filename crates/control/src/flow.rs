@@ -31,13 +31,53 @@ pub enum FlowName {
     },
 }
 
-/// A protocol with ports.
+/// Protocol of a flow. Those other than TCP and UDP are hashed without ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlowProtocol {
     /// RFC 9293.
     Tcp,
     /// RFC 768.
     Udp,
+    /// RFC 792 or RFC 4443.
+    Icmp,
+    /// RFC 9260.
+    Sctp,
+    /// RFC 2784.
+    Gre,
+    /// RFC 4303.
+    Esp,
+}
+
+impl FlowProtocol {
+    /// Name in a flow's.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Icmp => "icmp",
+            Self::Sctp => "sctp",
+            Self::Gre => "gre",
+            Self::Esp => "esp",
+        }
+    }
+
+    /// Number in IP headers; of ICMP that of IPv4.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Icmp => 1,
+            Self::Sctp => 132,
+            Self::Gre => 47,
+            Self::Esp => 50,
+        }
+    }
+
+    fn has_ports(self) -> bool {
+        matches!(self, Self::Tcp | Self::Udp)
+    }
 }
 
 impl FlowName {
@@ -69,10 +109,8 @@ impl fmt::Display for FlowName {
         match *self {
             Self::Hash(FlowHash(hash)) => write!(f, "{hash:08x}"),
             Self::Endpoints { protocol, source, destination, ports } => {
-                match protocol {
-                    Some(FlowProtocol::Tcp) => f.write_str("tcp ")?,
-                    Some(FlowProtocol::Udp) => f.write_str("udp ")?,
-                    None => {}
+                if let Some(protocol) = protocol {
+                    write!(f, "{} ", protocol.name())?;
                 }
                 match ports {
                     Some([from, to]) => {
@@ -105,8 +143,6 @@ impl FromStr for FlowName {
 #[derive(Default)]
 struct FlowWords {
     protocol: Option<FlowProtocol>,
-    /// True if the protocol is one that is hashed without ports.
-    is_portless: bool,
     endpoints: Vec<(IpAddr, Option<u16>)>,
 }
 
@@ -149,7 +185,10 @@ impl FlowWords {
             "tcp" => self.protocol = Some(FlowProtocol::Tcp),
             "udp" => self.protocol = Some(FlowProtocol::Udp),
             "ip" | "ip6" => {}
-            "icmp" | "icmp6" | "sctp" | "gre" | "esp" => self.is_portless = true,
+            "icmp" | "icmp6" => self.protocol = Some(FlowProtocol::Icmp),
+            "sctp" => self.protocol = Some(FlowProtocol::Sctp),
+            "gre" => self.protocol = Some(FlowProtocol::Gre),
+            "esp" => self.protocol = Some(FlowProtocol::Esp),
             _ => return Err(format!("{word:?} is neither an address nor a port nor a protocol")),
         }
         Ok(())
@@ -167,7 +206,8 @@ impl FlowWords {
             (None, None) => None,
             _ => return Err("one address has a port and the other has none".to_owned()),
         };
-        if self.is_portless && ports.is_some() {
+        let is_portless = self.protocol.is_some_and(|protocol| !protocol.has_ports());
+        if is_portless && ports.is_some() {
             return Err("only TCP and UDP are hashed with ports".to_owned());
         }
         Ok(FlowName::Endpoints { protocol: self.protocol, source, destination, ports })
@@ -226,7 +266,9 @@ mod tests {
                 "tcp [2001:db8::1]:5000 > [2001:db8::2]:53",
             ),
             ("10.0.0.1 10.0.0.2", "10.0.0.1 > 10.0.0.2"),
-            ("icmp6 [fe80::1] > [ff02::]:", "fe80::1 > ff02::"),
+            ("icmp6 [fe80::1] > [ff02::]:", "icmp fe80::1 > ff02::"),
+            ("ESP 10.0.0.1 > 10.0.0.2", "esp 10.0.0.1 > 10.0.0.2"),
+            ("10.0.0.1 10.0.0.2 gre", "gre 10.0.0.1 > 10.0.0.2"),
             ("::ffff:1.2.3.4 > ::1", "::ffff:1.2.3.4 > ::1"),
             ("0badcafe", "0badcafe"),
             (" 0xBADCAFE ", "0badcafe"),

@@ -40,6 +40,23 @@ fn flk_7_rule_of_a_flow_in_words() {
             "outer (flow_key=inner); packets in the tunnel go by their inner header instead",
         ),
         ("10.0.0.1 > 10.0.0.2", "outer", "addresses (flow_key=outer)"),
+        ("esp 10.0.0.1 > 10.0.0.2", "outer", "addresses (flow_key=outer)"),
+        ("sctp 10.0.0.1 > 10.0.0.2", "auto", "addresses (flow_key=auto)"),
+        (
+            "esp 10.0.0.1 > 10.0.0.2",
+            "auto",
+            "addresses (flow_key=auto); packets with an SPI go by addresses and SPI instead",
+        ),
+        (
+            "gre ::1 > ::2",
+            "inner",
+            "addresses (flow_key=inner); packets in the tunnel go by their inner header instead",
+        ),
+        (
+            "icmp6 ::1 > ::2",
+            "auto",
+            "addresses (flow_key=auto); errors go by the flow that they quote instead",
+        ),
         ("0badcafe", "auto", "given by its hash (flow_key=auto)"),
     ] {
         let explanation = Explanation {

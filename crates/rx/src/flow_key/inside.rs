@@ -1,11 +1,11 @@
 //! Walk from one IP header to the next inner one, through the headers of tunnels.
 
-use super::WALKED_BYTES_MAX;
 use super::layers::{Layer, Layers};
 use super::level::Level;
 use super::over_udp::{geneve, udp, vxlan, vxlan_gpe};
 use super::rest::Rest;
 use super::rules::{FlowKeyRules, KeyDepth};
+use super::{KeyRule, WALKED_BYTES_MAX};
 use crate::parse::checksum::Sum;
 use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, Network, link_layer};
 
@@ -133,6 +133,19 @@ pub(super) fn step<'a>(
         _ => return None,
     };
     follow(at, rules.depth, layers).map(Step::Inner)
+}
+
+/// Rule of the packets of a protocol for which [`step`] goes further inward, other than UDP.
+pub(super) fn rule_of_protocol(protocol: u8, depth: KeyDepth) -> Option<KeyRule> {
+    match (depth, protocol) {
+        (KeyDepth::Outer, _) => None,
+        (_, IPIP | IPV6 | GRE) => Some(KeyRule::Inner),
+        (_, ESP) => Some(KeyRule::Esp),
+        (_, L2TP) => Some(KeyRule::L2tpv3),
+        (_, ICMP | ICMPV6) => Some(KeyRule::Icmp),
+        (KeyDepth::Inner, MPLS_IN_IP | ETHERNET | ETHERIP) => Some(KeyRule::Inner),
+        _ => None,
+    }
 }
 
 /// Follows headers to the next IP header. Every header except Ethernet and PPP adds a layer, and

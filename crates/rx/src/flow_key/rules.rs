@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::KeyRule;
-use super::over_udp;
+use super::{KeyRule, inside, over_udp};
 use crate::parse::Transport;
 
 /// Maximum number of ports and port ranges in a QUIC rule.
@@ -59,6 +58,12 @@ impl FlowKeyRules {
         } else {
             None
         }
+    }
+
+    /// Rule that takes precedence over addresses for packets of this protocol of IP, if they have what the rule looks for.
+    #[must_use]
+    pub fn behind_protocol(&self, protocol: u8) -> Option<KeyRule> {
+        inside::rule_of_protocol(protocol, self.depth)
     }
 
     /// True if the outermost header alone gives the key of a packet of this transport.
