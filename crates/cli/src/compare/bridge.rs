@@ -91,7 +91,7 @@ fn measure(
         }
         BridgeProgram::Own(args) => {
             let mut command = network.own(TO_ONE.namespace, args)?;
-            let cpus = setting.cpus.there.to_string();
+            let cpus = setting.cpus.receiver.to_string();
             command.args(["--device", TO_ONE.device, "--device", TO_OTHER.device, "--cpus", &cpus]);
             let _bridge = StartedProgram::start(&mut command)?;
             ping(network, pings)

@@ -137,7 +137,7 @@ fn dpdk(
     quantities: &[Quantity],
 ) -> Result<TurnFigures, String> {
     let mut command = Command::new(setting.peers.program(peer)?);
-    command.args(["--cpus", &dpdk_cpus(setting.cpus), "--mode", mode]);
+    command.args(["--cpus", &dpdk_cpus(setting.cpus.of_bench()), "--mode", mode]);
     command.args(["--flows", &REPEATS.to_string(), "--window", &(SECONDS * 1000).to_string()]);
     figures(&StartedProgram::spawn(&mut command)?.result()?, quantities)
 }
@@ -145,9 +145,8 @@ fn dpdk(
 /// CPUs of a program of DPDK, in the order of `forebay bench`: the one that produces, or works alone, and the one that
 /// consumes.
 fn dpdk_cpus(cpus: CpuPair) -> String {
-    let CpuPair { here, there } = cpus;
-    // The sender of a flood leaves the first CPU free.
-    format!("{there},{here}")
+    let CpuPair { producer, consumer } = cpus;
+    format!("{producer},{consumer}")
 }
 
 fn bench(own: &str, file: Option<PathBuf>, quantities: &[Quantity]) -> Result<TurnFigures, String> {
@@ -181,7 +180,7 @@ mod tests {
     use forebay_rx::CpuId;
     use serde_json::json;
 
-    use super::super::sender_and_receiver;
+    use super::super::CompareCpus;
     use super::*;
     use crate::bench::pair;
 
@@ -189,8 +188,9 @@ mod tests {
     fn cmp_4_dpdk_has_the_bench_cpus() {
         let allowed = [CpuId(4), CpuId(6), CpuId(7)];
         let bench = pair::two_of(&allowed).unwrap();
-        let compared = sender_and_receiver(&allowed).unwrap();
-        assert_eq!(dpdk_cpus(compared), format!("{},{}", bench.here, bench.there));
+        let compared = CompareCpus::of(&allowed).unwrap();
+        let expected = format!("{},{}", bench.producer, bench.consumer);
+        assert_eq!(dpdk_cpus(compared.of_bench()), expected);
     }
 
     #[test]

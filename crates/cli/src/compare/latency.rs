@@ -97,11 +97,11 @@ fn measure(
         }
         EchoServer::Own(args) => (network.own(RECEIVER.namespace, args)?, TO_RECEIVER),
     };
-    let (here, there) = (setting.cpus.here.to_string(), setting.cpus.there.to_string());
-    command.args(["--device", RECEIVER.device, "--cpus", &there, "--port", PORT]);
+    let (sender, receiver) = (setting.cpus.sender.to_string(), setting.cpus.receiver.to_string());
+    command.args(["--device", RECEIVER.device, "--cpus", &receiver, "--port", PORT]);
     let server = StartedProgram::start(&mut command)?;
     let mut ask = network.own(SENDER.namespace, "ask")?;
-    ask.args(["--cpus", &here, "--port", PORT, "--to", to, "--rate", &rate.to_string()]);
+    ask.args(["--cpus", &sender, "--port", PORT, "--to", to, "--rate", &rate.to_string()]);
     ask.args(["--warm-up", &setting.warm_up.as_millis().to_string()]);
     ask.args(["--window", &window.as_millis().to_string()]);
     let mut client = StartedProgram::start(&mut ask)?;

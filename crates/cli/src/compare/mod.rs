@@ -133,10 +133,31 @@ impl CompareKind {
     }
 }
 
+/// CPUs of a comparison.
+#[derive(Clone, Copy, Debug)]
+struct CompareCpus {
+    /// CPU of a sender or client.
+    sender: CpuId,
+    /// CPU of a receiver or server.
+    receiver: CpuId,
+}
+
+impl CompareCpus {
+    /// Of two allowed CPUs, an engine on both polls on the first, which the sender must leave free.
+    fn of(allowed: &[CpuId]) -> Result<Self, Failure> {
+        let CpuPair { producer, consumer } = pair::two_of(allowed)?;
+        Ok(Self { sender: consumer, receiver: producer })
+    }
+
+    /// The same CPUs in the roles that they have in `forebay bench`.
+    fn of_bench(self) -> CpuPair {
+        CpuPair { producer: self.receiver, consumer: self.sender }
+    }
+}
+
 /// Settings that all kinds share.
 struct CompareSetting {
-    /// CPU of the sender, and that of the receiver.
-    cpus: CpuPair,
+    cpus: CompareCpus,
     window: Duration,
     warm_up: Duration,
     flows: u16,
@@ -161,7 +182,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
     on_first_signal(ends, || IS_INTERRUPTED.store(true, Ordering::Relaxed));
     network::remove_left();
-    let distance = &|| pair::distance(setting.cpus);
+    let distance = &|| pair::distance(setting.cpus.of_bench());
     let rounds =
         turns::RoundPlan { count: args.rounds.get(), distance, is_interrupted: &IS_INTERRUPTED };
     let mut report = CompareReport::new(MachineFacts::read(), args.rounds.get(), setting.window);
@@ -212,7 +233,7 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
             return Err(Failure::usage(problem, "install iproute2 and ethtool"));
         }
     }
-    let cpus = sender_and_receiver(&sys::allowed_cpus())?;
+    let cpus = CompareCpus::of(&sys::allowed_cpus())?;
     let peers = Peers::new().map_err(|problem| {
         Failure::usage(problem, "check that TMPDIR can be written and has free space")
     })?;
@@ -224,12 +245,6 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
         is_skewed: args.skew,
         peers,
     })
-}
-
-/// CPU of the sender, and that of the receiver. An engine on both CPUs polls on the first, which the sender must leave free.
-fn sender_and_receiver(allowed: &[CpuId]) -> Result<CpuPair, Failure> {
-    let CpuPair { here, there } = pair::two_of(allowed)?;
-    Ok(CpuPair { here: there, there: here })
 }
 
 fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {

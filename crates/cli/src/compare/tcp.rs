@@ -103,7 +103,7 @@ const STEERINGS: [(&str, TcpSteering); 3] =
 impl TcpSteering {
     /// State of the kernel's steering. A mask has both CPUs.
     fn kernel(self, setting: &CompareSetting) -> KernelSteering {
-        let mask = CpuList::new([setting.cpus.here, setting.cpus.there]);
+        let mask = CpuList::new([setting.cpus.sender, setting.cpus.receiver]);
         match self {
             Self::Off => KernelSteering::default(),
             Self::Rps => KernelSteering { mask, flows: 0 },
@@ -174,7 +174,7 @@ fn server(
     steering: TcpSteering,
 ) -> Result<Command, String> {
     let mut command = network.own(RECEIVER.namespace, &format!("rpc-serve {}", load.service))?;
-    command.args(["--cpus", &format!("{},{}", setting.cpus.there, setting.cpus.here)]);
+    command.args(["--cpus", &format!("{},{}", setting.cpus.receiver, setting.cpus.sender)]);
     command.args(["--port", PORT]);
     match stack {
         TcpStack::Kernel => command.arg("--kernel"),
@@ -200,7 +200,7 @@ fn client(
         TcpStack::Tap => (RECEIVER.namespace, TO_TAP),
     };
     let mut command = network.own(namespace, "rpc-ask")?;
-    command.args(["--cpus", &setting.cpus.here.to_string(), "--port", PORT, "--to", to]);
+    command.args(["--cpus", &setting.cpus.sender.to_string(), "--port", PORT, "--to", to]);
     command.args(["--connections", &load.connections.to_string()]);
     command.args(["--warm-up", &setting.warm_up.as_millis().to_string()]);
     command.args(["--window", &setting.window.as_millis().to_string()]);

@@ -64,7 +64,7 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
         network.segment(end.namespace, end.device, "off")?;
     }
     // Else the CPU of whoever acknowledges would process that for the sender, and send more.
-    let mask = CpuList::new([setting.cpus.here]);
+    let mask = CpuList::new([setting.cpus.sender]);
     network.steer(SENDER, &KernelSteering { mask, flows: 0 })?;
     let network = Rc::new(network);
     let mut subjects = Vec::new();
