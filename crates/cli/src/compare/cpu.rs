@@ -10,7 +10,9 @@ use super::CompareSetting;
 use super::child::StartedProgram;
 use super::peers::Peer;
 use super::segments;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigure, TurnFigures};
+use super::subject::{
+    Author, Better, Quantity, Subject, SubjectGroup, TurnFigure, TurnFigures, TurnLength,
+};
 use crate::bench::pair::CpuPair;
 
 /// Repeats of a turn, and seconds that they may take.
@@ -99,21 +101,23 @@ const fn merged(group: &'static str, capture: (u16, u16)) -> Stage {
 
 pub(super) fn subjects(setting: &CompareSetting) -> Vec<Subject<'_>> {
     let mut subjects = Vec::new();
+    let turn = TurnLength::Repeats { count: REPEATS, seconds_max: SECONDS };
     for Stage { group, quantities, own, peers, capture } in STAGES {
+        let group = SubjectGroup { name: group, metrics: quantities, turn };
         for &(name, peer, mode) in peers {
             let measure = move || {
                 let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
                 let mode = file.map_or(mode.to_owned(), |file| file.display().to_string());
                 dpdk(setting, peer, &mode, quantities)
             };
-            subjects.push(Subject::new(group, Author::Peer, name, quantities, measure));
+            subjects.push(Subject::new(group, Author::Peer, name, measure));
         }
         for &(name, args) in own {
             let measure = move || {
                 let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
                 bench(args, file, quantities)
             };
-            subjects.push(Subject::new(group, Author::Forebay, name, quantities, measure));
+            subjects.push(Subject::new(group, Author::Forebay, name, measure));
         }
     }
     subjects

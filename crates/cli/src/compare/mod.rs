@@ -199,7 +199,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         };
         if let Some(text) = &args.only {
             let is_meant = |subject: &Subject<'_>| {
-                format!("{}: {}", subject.group, subject.name).contains(text.as_str())
+                format!("{}: {}", subject.group.name, subject.name).contains(text.as_str())
             };
             subjects.retain(is_meant);
         }

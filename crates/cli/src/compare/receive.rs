@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::child::StartedProgram;
 use super::network::{KernelSteering, Network, PORT, RECEIVER, SENDER, TO_NOBODY, TO_RECEIVER};
 use super::peers::Peer;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use super::subject::{Author, Better, Quantity, Subject, SubjectGroup, TurnFigures, TurnLength};
 use super::{CompareCpus, CompareSetting};
 
 const QUANTITIES: &[Quantity] = &[
@@ -79,7 +79,9 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
     let mut add = |group, author, name: &str, turn: FloodTurn| {
         let network = std::rc::Rc::clone(&network);
         let measure = move || measure(setting, &network, &turn);
-        subjects.push(Subject::new(group, author, name, QUANTITIES, measure));
+        let length = TurnLength::window(setting.window);
+        let group = SubjectGroup { name: group, metrics: QUANTITIES, turn: length };
+        subjects.push(Subject::new(group, author, name, measure));
     };
     for (name, mode, steering) in [
         ("kernel, blocking", "block", FloodSteering::Off),

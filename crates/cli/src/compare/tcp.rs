@@ -17,7 +17,7 @@ use super::network::{
     AT_TAP, KernelSteering, Network, PORT, RECEIVER, SENDER, TAP, TO_RECEIVER, TO_TAP,
 };
 use super::receive::RFS_FLOWS;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use super::subject::{Author, Better, Quantity, Subject, SubjectGroup, TurnFigures, TurnLength};
 
 const QUANTITIES: &[Quantity] = &[
     Quantity { name: "transactions", unit: "thousand/s", better: Better::More },
@@ -129,13 +129,15 @@ impl TcpSteering {
 pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
     let network = Rc::new(Network::pair()?);
     let mut subjects = Vec::new();
+    let turn = TurnLength::window(setting.window);
     for load in LOADS {
+        let group = SubjectGroup { name: load.group, metrics: QUANTITIES, turn };
         for (author, stack_name, stack) in STACKS {
             for (steering_name, steering) in STEERINGS {
                 let network = Rc::clone(&network);
                 let measure = move || measure(setting, &network, load, stack, steering);
                 let name = format!("{stack_name}, {steering_name}");
-                subjects.push(Subject::new(load.group, author, name, QUANTITIES, measure));
+                subjects.push(Subject::new(group, author, name, measure));
             }
         }
     }
