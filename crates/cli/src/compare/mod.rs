@@ -34,7 +34,6 @@ mod text; //     the report as tables
 mod chart; //    the report as a drawing
 
 use std::fmt::Display;
-use std::fs;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +50,7 @@ use subject::Subject;
 
 use crate::bench::pair::{self, CpuPair};
 use crate::failure::Failure;
-use crate::output;
+use crate::{output, result_file};
 use crate::signals::on_first_signal;
 
 #[derive(Debug, Args)]
@@ -177,7 +176,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let setting = setting(args)?;
     if let Some(path) = &args.svg {
         // Before all measurements, which take minutes.
-        written(path, fs::write(path, ""))?;
+        written(path, result_file::check(path))?;
     }
     let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
     on_first_signal(ends, || IS_INTERRUPTED.store(true, Ordering::Relaxed));
@@ -267,7 +266,10 @@ fn unprepared(problem: String) -> Failure {
 }
 
 fn write_chart(report: &CompareReport, path: &Path) -> Result<(), Failure> {
-    written(path, chart::draw(report).and_then(|svg| Ok(fs::write(path, svg)?)))
+    written(
+        path,
+        chart::draw(report).and_then(|svg| Ok(result_file::write(path, svg.as_bytes())?)),
+    )
 }
 
 fn written<E: Display>(path: &Path, result: Result<(), E>) -> Result<(), Failure> {
