@@ -68,7 +68,8 @@ mod tests {
     #[test]
     fn result_replaces_only_when_there() {
         let dir = tempfile::tempdir().unwrap();
-        let [path, link, dangling] = ["a.svg", "link", "dangling"].map(|name| dir.path().join(name));
+        let [path, link, dangling] =
+            ["a.svg", "link", "dangling"].map(|name| dir.path().join(name));
         fs::write(&path, "old").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         symlink("a.svg", &link).unwrap();

@@ -22,6 +22,9 @@ const SECONDS: u32 = 2;
 /// Class of figures that one CPU alone determines.
 pub(super) const ONE_CPU: &str = "one CPU";
 
+/// Class of figures of which every repeat was disturbed by other programs.
+pub(super) const DISTURBED: &str = "disturbed";
+
 const RING: &[Quantity] = &[Quantity { name: "median", unit: "ns/object", better: Better::Less }];
 const POOL: &[Quantity] = &[Quantity { name: "median", unit: "ns/buffer", better: Better::Less }];
 const PARSE: &[Quantity] = &[Quantity { name: "median", unit: "ns/frame", better: Better::Less }];
@@ -160,7 +163,8 @@ fn bench(own: &str, file: Option<PathBuf>, quantities: &[Quantity]) -> Result<Tu
     figures(&StartedProgram::spawn(&mut command)?.result()?, quantities)
 }
 
-/// Figures of a result: one for each class, or one alone; named ones have a spread each.
+/// Figures of a result: one for each class, or one alone; named ones have a spread each. Those of disturbed repeats have
+/// a class that is compared with none.
 fn figures(result: &Value, quantities: &[Quantity]) -> Result<TurnFigures, String> {
     let mut figures = TurnFigures::default();
     if let Some(classes) = result["classes"].as_object() {
@@ -171,10 +175,12 @@ fn figures(result: &Value, quantities: &[Quantity]) -> Result<TurnFigures, Strin
         return Ok(figures);
     }
     for Quantity { name, .. } in quantities {
-        let value = result[name].as_f64().or_else(|| result[name]["median"].as_f64());
+        let spread = if result[name].is_object() { &result[name] } else { result };
+        let value = spread["median"].as_f64();
         let value =
             value.ok_or_else(|| format!("the program's result has no figure {name}: {result}"))?;
-        figures.add(name, TurnFigure { value, class: Some(ONE_CPU.to_owned()) });
+        let class = if spread["all_disturbed"] == true { DISTURBED } else { ONE_CPU };
+        figures.add(name, TurnFigure { value, class: Some(class.to_owned()) });
     }
     Ok(figures)
 }
@@ -208,5 +214,22 @@ mod tests {
         assert_eq!(hash["median"], [of(4.5, ONE_CPU)]);
         let merge = json!({ "gro": { "median": 1.0 }, "parse_gro": { "median": 2.0 } });
         assert!(figures(&merge, MERGE).unwrap_err().contains("no figure all"));
+    }
+
+    #[test]
+    fn cmp_4_disturbed_figures_have_no_ratio() {
+        let of = |value: f64, class: &str| TurnFigure { value, class: Some(class.to_owned()) };
+        let hash = json!({ "median": 4.5, "all_disturbed": true });
+        assert_eq!(figures(&hash, HASH).unwrap().figures["median"], [of(4.5, DISTURBED)]);
+        let spread = |median: f64, all_disturbed: bool| json!({ "median": median, "all_disturbed": all_disturbed });
+        let merge = json!({
+            "all_disturbed": true, "gro": spread(1.0, true), "parse_gro": spread(2.0, false), "all": spread(3.0, false),
+        });
+        let merge = figures(&merge, MERGE).unwrap().figures;
+        assert_eq!(merge["gro"], [of(1.0, DISTURBED)]);
+        assert_eq!(
+            [&merge["parse_gro"], &merge["all"]],
+            [&[of(2.0, ONE_CPU)], &[of(3.0, ONE_CPU)]]
+        );
     }
 }

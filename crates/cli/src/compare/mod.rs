@@ -50,8 +50,8 @@ use subject::Subject;
 
 use crate::bench::pair::{self, CpuPair};
 use crate::failure::Failure;
-use crate::{output, result_file};
 use crate::signals::on_first_signal;
+use crate::{output, result_file};
 
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
@@ -266,10 +266,7 @@ fn unprepared(problem: String) -> Failure {
 }
 
 fn write_chart(report: &CompareReport, path: &Path) -> Result<(), Failure> {
-    written(
-        path,
-        chart::draw(report).and_then(|svg| Ok(result_file::write(path, svg.as_bytes())?)),
-    )
+    written(path, chart::draw(report).and_then(|svg| Ok(result_file::write(path, svg.as_bytes())?)))
 }
 
 fn written<E: Display>(path: &Path, result: Result<(), E>) -> Result<(), Failure> {

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use super::cpu::DISTURBED;
 use super::machine::MachineFacts;
 use super::subject::{Author, Better, Quantity, RequestCounts, Subject, SubjectGroup, TurnLength};
 use super::turns::Taken;
@@ -112,7 +113,9 @@ impl Comparison {
     fn of(group: SubjectGroup, metric: Quantity, mut rows: Vec<CompareRow>) -> Self {
         let classes: BTreeSet<_> =
             rows.iter().flat_map(|row| row.classes.keys()).cloned().collect();
-        let classes = classes.into_iter().filter(|class| class != CacheClass::Moved.name());
+        let is_compared =
+            |class: &String| ![CacheClass::Moved.name(), DISTURBED].contains(&class.as_str());
+        let classes = classes.into_iter().filter(is_compared);
         let samples = |class: &String| -> usize {
             rows.iter().filter_map(|row| row.classes.get(class)).map(|spread| spread.n).sum()
         };
@@ -294,6 +297,11 @@ mod tests {
         };
         let all_moved = Comparison::of(GROUP, RECEIVED, samples(&[1.0, 2.0]));
         assert_eq!(all_moved.class, NO_CLASS);
+        let mut disturbed = samples(&[1.0]);
+        for row in &mut disturbed {
+            row.classes = BTreeMap::from([(DISTURBED.to_owned(), RoundSpread::of(&[1.0]))]);
+        }
+        assert_eq!(Comparison::of(GROUP, RECEIVED, disturbed).class, NO_CLASS);
         for row in &all_moved.rows {
             assert!(row.spread.is_none() && row.ratios.is_empty(), "{row:?}");
             assert_eq!(row.classes["moved"].n, 2);

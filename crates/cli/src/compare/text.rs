@@ -5,7 +5,7 @@ use std::fmt::Write;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 
-use super::cpu::ONE_CPU;
+use super::cpu::{DISTURBED, ONE_CPU};
 use super::report::{CompareReport, CompareRow, Comparison, NO_CLASS};
 use super::subject::{Author, Better, LOST_PER_THOUSAND_MAX};
 use crate::bench::figures::RoundSpread;
@@ -125,11 +125,14 @@ fn cells(row: &CompareRow, number: usize, ours: &[&CompareRow]) -> Vec<String> {
 fn in_class((class, spread): (&String, &RoundSpread)) -> String {
     let turns = counted(spread.n as u64, "turn");
     let median = figure(spread.median());
-    if class == CacheClass::Moved.name() {
-        format!("{turns} during which the cache distance changed (median {median})")
-    } else {
-        format!("{turns} at cache distance {class} (median {median})")
-    }
+    let when = match class.as_str() {
+        DISTURBED => "whose repeats were all disturbed by other programs".to_owned(),
+        class if class == CacheClass::Moved.name() => {
+            "during which the cache distance changed".to_owned()
+        }
+        class => format!("at cache distance {class}"),
+    };
+    format!("{turns} {when} (median {median})")
 }
 
 /// A figure with three significant digits, or whole.
