@@ -55,8 +55,8 @@ use std::path::Path;
 #[cfg(feature = "vhost-user")]
 pub use aio::Signaller;
 pub use cpus::{
-    allowed_cpus, cpu_ns_of, current_cpu, pin_to, preemptions, process_cpu_ns, set_sched_slice,
-    set_timer_slack, thread_cpu_ns,
+    allowed_cpus, cpu_ns_of, current_cpu, keep_on, pin_to, preemptions, process_cpu_ns,
+    set_sched_slice, set_timer_slack, thread_cpu_ns,
 };
 pub use error::{Error, Result};
 pub use event::Event;
