@@ -155,7 +155,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     let knobs = ask_for_list(&mut args.asked.connect()?)?;
     output::print(&if args.asked.json {
-        let knob = |ListedKnob { path, value, default, meaning }: &ListedKnob| json!({ "path": path, "value": value, "default": default, "meaning": meaning });
+        let knob = |ListedKnob { path, value, default, meaning, .. }: &ListedKnob| json!({ "path": path, "value": value, "default": default, "meaning": meaning });
         line(&knobs.iter().map(knob).collect::<Vec<_>>())
     } else {
         let mut table = Table::new();
@@ -163,7 +163,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
         table.set_header(["knob", "value", "default", "what it is"]);
         let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
         let names = Names::of(&paths);
-        for ListedKnob { path, value, default, meaning } in &knobs {
+        for ListedKnob { path, value, default, meaning, .. } in &knobs {
             table.add_row([&names.short(path), value.as_str(), default, meaning]);
         }
         table.trim_fmt() + "\n"

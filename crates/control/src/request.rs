@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `get KNOB` | text of the file; if the name fits several, a line `NAME VALUE` for each |
 //! | `set KNOB VALUE…` | `now NAME VALUE` for each file written; `in effect: …` and `ignored CPUS: …` if the value is not in force as written |
-//! | `list` | for each knob its path, value, default and meaning, with tabs between them |
+//! | `list` | for each knob its path, value, default and meaning, with tabs between them; behind them the value as it was requested, if only a part of it is in force |
 //! | `watch [KNOB]` | `NAME VALUE` now and after each change, until the client goes or sends another line |
 //! | `explain FLOW` | CPU of the flow, and the reason, in words; its TCP connection in those of `ss -i`, if the run has sockets |
 //! | `explain --json FLOW` | the same, one line with a JSON document |
