@@ -127,6 +127,17 @@ struct Set {
     saved: Option<PathBuf>,
 }
 
+impl Set {
+    /// Failure that also tells the knobs that were set before it.
+    fn told_by(&self, failure: Failure) -> Failure {
+        if self.now.is_empty() {
+            return failure;
+        }
+        let names: Vec<_> = self.now.keys().map(String::as_str).collect();
+        failure.and_help(&format!("set before that: {}", names.join(", ")))
+    }
+}
+
 /// Sets knobs, reports the values in effect, and saves them if requested.
 pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     let settings = settings(&args.knobs)?;
@@ -137,7 +148,8 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     let mut client = args.asked.connect()?;
     let mut set = Set::default();
     for (knob, value) in settings {
-        for line in client.ask(&format!("set {knob}={value}"))? {
+        let lines = client.ask(&format!("set {knob}={value}"));
+        for line in lines.map_err(|error| set.told_by(error.into()))? {
             info!("{line}");
             match line.strip_prefix("now ").map(|now| now.split_once(' ').unwrap_or((now, ""))) {
                 Some((name, value)) => drop(set.now.insert(name.to_owned(), value.to_owned())),
@@ -146,7 +158,8 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
         }
     }
     if let Some(file) = &args.save {
-        set.saved = Some(save(&mut client, file.clone())?);
+        let saved = save(&mut client, file.clone());
+        set.saved = Some(saved.map_err(|failure| set.told_by(failure))?);
     }
     if args.asked.json { output::print(&line(&set)) } else { Ok(()) }
 }

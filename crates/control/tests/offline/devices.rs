@@ -13,8 +13,8 @@ use forebay_control::{
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::Change;
 use forebay_engine::{
-    BURST_REQUESTS_MAX, Config, DeviceQueues, Engine, QUESTIONS_MAX, Question, Settings,
-    VirtualCosts,
+    BURST_REQUESTS_MAX, CHANGES_MAX, Config, DeviceQueues, Engine, QUESTIONS_MAX, Question,
+    Settings, VirtualCosts,
 };
 use forebay_rx::delivery::Batch;
 use forebay_rx::flow_key::FlowKeyRules;
@@ -206,6 +206,22 @@ fn question_beyond_limit_is_refused() {
         let refused = client.ask(request).unwrap_err().to_string();
         assert!(refused.contains("questions are waiting (256)"), "{request}: {refused}");
     }
+}
+
+/// A queue for which there is no place among the waiting changes.
+#[test]
+fn promise_8_refusal_names_what_was_set() {
+    let engine = engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap();
+    let control = Control::of(&engine);
+    for budget in 1..CHANGES_MAX {
+        control.change(Change::NetdevBudget(u32::try_from(budget).unwrap())).unwrap();
+    }
+    let refused = control.set_and_report("rps_flow_cnt", "64").unwrap_err();
+    assert_eq!(refused.errno, Errno::Busy);
+    assert!(refused.why.starts_with("eth0/rx-1/rps_flow_cnt cannot be \"64\": "), "{refused}");
+    assert!(refused.why.ends_with("; set before that: eth0/rx-0/rps_flow_cnt"), "{refused}");
+    let refused = control.set("rps_flow_cnt", "64").unwrap_err();
+    assert!(!refused.why.contains("set before that"), "{refused}");
 }
 
 #[test]
