@@ -210,14 +210,13 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         let problem = format!("--only {text}: no program has that name");
         return Err(Failure::usage(problem, "give part of a `group: name` that a report prints"));
     }
-    if let Some(path) = &args.svg {
-        write_chart(&report, path)?;
-    }
-    if args.json {
-        let document = serde_json::to_string_pretty(&report).unwrap_or_default();
-        return output::print(&(document + "\n"));
-    }
-    output::print(&text::render(&report))
+    let printed = output::print(&if args.json {
+        serde_json::to_string_pretty(&report).unwrap_or_default() + "\n"
+    } else {
+        text::render(&report)
+    });
+    let drawn = args.svg.as_ref().map_or(Ok(()), |path| write_chart(&report, path));
+    printed.and(drawn)
 }
 
 fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {

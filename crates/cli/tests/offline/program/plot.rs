@@ -145,6 +145,10 @@ fn plt_5_full_disk_is_told_after_report() {
     assert!(run.told.contains("cannot write p/moves.svg: No space left"), "{}", run.told);
     assert!(run.told.contains("check that there is room"), "{}", run.told);
     assert!(dir.read("p/shares.svg").ends_with("</svg>\n"), "the others are drawn");
+    let run = dir.run("sim waves --seed 1 --plot p");
+    assert_eq!(run.code, Some(3), "{}", run.told);
+    assert!(run.stdout.contains("waves"), "{}", run.stdout);
+    assert!(run.told.contains("cannot write p/moves.svg: No space left"), "{}", run.told);
 }
 
 #[test]
