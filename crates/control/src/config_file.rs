@@ -26,6 +26,7 @@ use forebay_engine::knobs::knob::Knob;
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::refused::Refused;
+use forebay_sys::text_file::read_text;
 use toml::de::{DeTable, DeValue};
 
 use super::handle::Control;
@@ -33,6 +34,9 @@ use super::list::{ListedKnob, list};
 use super::names::{self, Names, OfDevice};
 use super::run_options::{self, RunOption};
 use super::session::notes_on;
+
+/// Maximum length of a config file, in bytes.
+pub const CONFIG_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum nesting of TOML tables under `[knobs]`: device, then queue.
 const TABLES_MAX: usize = 2;
@@ -100,9 +104,9 @@ impl ConfigFile {
     /// Reads and parses a file.
     ///
     /// # Errors
-    /// If the file cannot be read, or does not have the form above; with the line.
+    /// If the file cannot be read, is longer than [`CONFIG_BYTES_MAX`], or does not have the form above; with the line.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+        let text = read_text(path, CONFIG_BYTES_MAX).map_err(Error::file("read", path))?;
         Self::parse(path, &text)
     }
 
@@ -394,7 +398,7 @@ fn give_to_owner_of(old: &Metadata, file: &fs::File) -> io::Result<()> {
 
 /// Table `run` of the file that is about to be replaced.
 fn saved_run(path: &Path) -> Result<Option<toml::Value>> {
-    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let text = read_text(path, CONFIG_BYTES_MAX).map_err(Error::file("read", path))?;
     if text.trim().is_empty() {
         return Ok(None);
     }
