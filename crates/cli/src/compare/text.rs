@@ -10,8 +10,7 @@ use super::report::{CompareReport, CompareRow, Comparison, NO_CLASS};
 use super::subject::{Author, Better, LOST_PER_THOUSAND_MAX};
 use crate::bench::figures::RoundSpread;
 use crate::bench::pair::CacheClass;
-use crate::table::counted;
-use crate::table::figures::as_f64;
+use crate::table::figures::{as_f64, counted, grouped, percent};
 
 /// The whole report.
 pub(super) fn render(report: &CompareReport) -> String {
@@ -20,8 +19,13 @@ pub(super) fn render(report: &CompareReport) -> String {
     let kind = if machine.is_virtual { "virtual " } else { "" };
     let mut text = format!(
         "forebay {version}{build}; {} ({} {kind}CPUs), Linux {}, {}; load {:.1} at the start\n\
-         {rounds} rounds, in each a turn of every program; a ratio is Forebay's median divided by the row's\n",
-        machine.processor, machine.cpus, machine.kernel, machine.compiler, machine.load,
+         {}, in each a turn of every program; a ratio is Forebay's median divided by the row's\n",
+        machine.processor,
+        machine.cpus,
+        machine.kernel,
+        machine.compiler,
+        machine.load,
+        counted((*rounds).into(), "round"),
     );
     for comparison in &report.comparisons {
         text += &section(comparison);
@@ -81,12 +85,13 @@ fn section(comparison: &Comparison) -> String {
 /// Remark on a row's requests without an answer.
 fn lost(row: &CompareRow) -> Option<String> {
     let requests = row.requests.filter(|requests| requests.lost() > 0)?;
-    let (lost, sent) = (as_f64(requests.lost()), as_f64(requests.sent));
-    let share = figure(lost / sent * 100.0);
-    let mut text = format!("{lost} of {sent} requests had no answer ({share} %)");
+    let (lost, sent) = (requests.lost(), requests.sent);
+    let share = as_f64(lost) / as_f64(sent) * 100.0;
+    let mut text =
+        format!("{} of {} had no answer ({share:.2} %)", grouped(lost), counted(sent, "request"));
     if requests.are_too_few_answered() {
-        let most = as_f64(LOST_PER_THOUSAND_MAX) / 10.0;
-        text += &format!("; not compared, as that is more than {most} %");
+        let most = percent(as_f64(LOST_PER_THOUSAND_MAX), 1000.0);
+        text += &format!("; not compared, as that is more than {most}");
     }
     Some(text)
 }
@@ -196,8 +201,9 @@ mod tests {
         };
         let row = &mut report.comparisons[0].rows[0];
         assert_eq!(told(row, 2000), None);
-        assert_eq!(told(row, 1990).unwrap(), "10 of 2000 requests had no answer (0.5000 %)");
-        let refused = "11 of 2000 requests had no answer (0.5500 %); not compared, as that is more than 0.5 %";
+        assert_eq!(told(row, 1990).unwrap(), "10 of 2,000 requests had no answer (0.50 %)");
+        let refused =
+            "11 of 2,000 requests had no answer (0.55 %); not compared, as that is more than 0.5 %";
         assert_eq!(told(row, 1989).unwrap(), refused);
     }
 
