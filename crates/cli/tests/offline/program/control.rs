@@ -242,7 +242,7 @@ fn rps_8_refusals_have_errno_and_exit_code() {
     for (args, problem) in [
         ("set mtu", "mtu has no value"),
         ("set", "there is nothing to set"),
-        ("explain 10.0.0.1", "it has 1 addresses"),
+        ("explain 10.0.0.1", "it takes two addresses, not 1"),
         ("set --save mtu=1", "put --save behind"),
         ("set --save", "started without --config"),
     ] {
