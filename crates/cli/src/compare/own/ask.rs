@@ -81,11 +81,22 @@ fn exchange(socket: &UdpSocket, rate: u32, lasts: Duration) -> io::Result<Exchan
                 exchange.times.push(asked.elapsed());
                 lost = 0;
             }
-            Err(error) if lost == LOST_MAX => return Err(error),
+            Err(error) if lost == LOST_MAX => return Err(gone(error)),
             Err(_) => lost += 1,
         }
     }
     Ok(exchange)
+}
+
+/// Error of a server that has not answered too many requests in a row.
+fn gone(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+            let why = format!("{} requests in a row had no answer", LOST_MAX + 1);
+            io::Error::new(ErrorKind::TimedOut, why)
+        }
+        _ => error,
+    }
 }
 
 /// Receives until the answer to this request comes. Late answers to earlier ones are passed over.
@@ -123,5 +134,18 @@ mod tests {
         let exchange = exchange(&client, 0, Duration::ZERO).unwrap();
         assert_eq!(exchange.times.len(), 1);
         assert!(exchange.requests >= 3, "{}", exchange.requests);
+    }
+
+    #[test]
+    fn cmp_2_silent_server_is_named() {
+        let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        client.connect(server.local_addr().unwrap()).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let silent = exchange(&client, 0, Duration::ZERO).err().unwrap();
+        assert_eq!(silent.to_string(), "6 requests in a row had no answer");
+        drop(server);
+        let refused = exchange(&client, 0, Duration::ZERO).err().unwrap();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
     }
 }
