@@ -127,6 +127,17 @@ struct Set {
     saved: Option<PathBuf>,
 }
 
+impl Set {
+    /// Failure that also tells the knobs that were set before it.
+    fn told_by(&self, failure: Failure) -> Failure {
+        if self.now.is_empty() {
+            return failure;
+        }
+        let names: Vec<_> = self.now.keys().map(String::as_str).collect();
+        failure.and_help(&format!("set before that: {}", names.join(", ")))
+    }
+}
+
 /// Sets knobs, reports the values in effect, and saves them if requested.
 pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     let settings = settings(&args.knobs)?;
@@ -137,7 +148,8 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     let mut client = args.asked.connect()?;
     let mut set = Set::default();
     for (knob, value) in settings {
-        for line in client.ask(&format!("set {knob}={value}"))? {
+        let lines = client.ask(&format!("set {knob}={value}"));
+        for line in lines.map_err(|error| set.told_by(error.into()))? {
             info!("{line}");
             match line.strip_prefix("now ").map(|now| now.split_once(' ').unwrap_or((now, ""))) {
                 Some((name, value)) => drop(set.now.insert(name.to_owned(), value.to_owned())),
@@ -146,7 +158,8 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
         }
     }
     if let Some(file) = &args.save {
-        set.saved = Some(save(&mut client, file.clone())?);
+        let saved = save(&mut client, file.clone());
+        set.saved = Some(saved.map_err(|failure| set.told_by(failure))?);
     }
     if args.asked.json { output::print(&line(&set)) } else { Ok(()) }
 }
@@ -155,7 +168,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
 pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     let knobs = ask_for_list(&mut args.asked.connect()?)?;
     output::print(&if args.asked.json {
-        let knob = |ListedKnob { path, value, default, meaning }: &ListedKnob| json!({ "path": path, "value": value, "default": default, "meaning": meaning });
+        let knob = |ListedKnob { path, value, default, meaning, .. }: &ListedKnob| json!({ "path": path, "value": value, "default": default, "meaning": meaning });
         line(&knobs.iter().map(knob).collect::<Vec<_>>())
     } else {
         let mut table = Table::new();
@@ -163,7 +176,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
         table.set_header(["knob", "value", "default", "what it is"]);
         let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
         let names = Names::of(&paths);
-        for ListedKnob { path, value, default, meaning } in &knobs {
+        for ListedKnob { path, value, default, meaning, .. } in &knobs {
             table.add_row([&names.short(path), value.as_str(), default, meaning]);
         }
         table.trim_fmt() + "\n"

@@ -76,6 +76,17 @@ impl Failure {
         Self::Promise { broken, help }
     }
 
+    /// Adds to the advice.
+    pub(crate) fn and_help(self, more: &str) -> Self {
+        let with = |help: String| format!("{help}; {more}");
+        match self {
+            Self::Host { error, help } => Self::Host { error, help: with(help) },
+            Self::Promise { broken, help } => Self::Promise { broken, help: with(help) },
+            Self::Usage { problem, help } => Self::Usage { problem, help: with(help) },
+            other @ (Self::Law { .. } | Self::Output { .. }) => other,
+        }
+    }
+
     /// Exit code. 1: a promise was broken; 2: usage or bad input; 3: a device or the system
     /// refused.
     fn exit_code(&self) -> u8 {

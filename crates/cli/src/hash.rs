@@ -1,16 +1,19 @@
 //! `forebay hash`: Toeplitz hashes of test vectors.
 
 use std::collections::HashMap;
-use std::fs;
 use std::net::IpAddr;
 
 use forebay_rx::hash::Toeplitz;
 use forebay_rx::hash::toeplitz::TUPLE_BYTES;
+use forebay_sys::text_file::read_text;
 use serde::Deserialize;
 
 use crate::args::HashArgs;
 use crate::failure::Failure;
 use crate::output;
+
+/// Maximum length of a file of vectors, in bytes.
+const VECTORS_BYTES_MAX: usize = 16 << 20;
 
 /// A file of vectors.
 #[derive(Debug, Deserialize)]
@@ -45,7 +48,7 @@ struct Raw {
 /// Prints `id,hash` for each vector: a tuple gives `id/l3` and `id/l3l4`.
 pub(crate) fn run(args: &HashArgs) -> Result<(), Failure> {
     let file = args.vectors.display();
-    let text = fs::read_to_string(&args.vectors).map_err(|error| {
+    let text = read_text(&args.vectors, VECTORS_BYTES_MAX).map_err(|error| {
         Failure::usage(format!("cannot read {file}: {error}"), "give a file of vectors")
     })?;
     let vectors: Vectors = serde_json::from_str(&text).map_err(|error| {

@@ -24,6 +24,7 @@ mod doctor; //    forebay doctor
 mod generate; //  forebay generate
 mod service; //   notices to a service manager
 mod plot; //      pictures of a run
+mod result_file; // files that stay as they are until there is a result
 mod table; //     the final report of a run, for people
 mod output; //    standard output
 mod log; //       messages of the program: levels, forms, a limit

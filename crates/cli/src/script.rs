@@ -1,16 +1,19 @@
 //! Scripts: scheduled changes, one on each line of a file.
 
-use std::fs;
 use std::path::Path;
 
 use forebay_engine::knobs::ScriptedText;
+use forebay_sys::text_file::read_text;
 
 use crate::failure::Failure;
+
+/// Maximum length of a script, in bytes.
+const SCRIPT_BYTES_MAX: usize = 16 << 20;
 
 /// Reads a script.
 pub(crate) fn read(path: &Path) -> Result<Vec<ScriptedText>, Failure> {
     let shown = path.display();
-    let text = fs::read_to_string(path).map_err(|error| {
+    let text = read_text(path, SCRIPT_BYTES_MAX).map_err(|error| {
         let help = "give a text file with changes such as 10000:rps_cpus=3";
         Failure::usage(format!("--script {shown}: {error}"), help)
     })?;

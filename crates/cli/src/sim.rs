@@ -115,7 +115,10 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
         return Err(Failure::usage(problem, "leave out --rules"));
     }
     let bar = progress(args, u64::from(has_ours) + peers.len() as u64);
-    let ours = if has_ours { Some(run_ours(args, situation, &bar)?) } else { None };
+    let (ours, drawn) = match has_ours {
+        true => run_ours(args, situation, &bar).map(|(ours, drawn)| (Some(ours), drawn))?,
+        false => (None, Ok(())),
+    };
     let peers = peers.iter().map(|&rules| run_seeds(rules, args, situation, &bar));
     let peers: Vec<_> = peers.collect();
     bar.finish_and_clear();
@@ -126,7 +129,7 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     });
     match ours.iter().chain(&peers).find_map(broken_by_us) {
         Some((rules, violation)) => Err(broken_law(args, situation, rules, violation)),
-        None => printed,
+        None => printed.and(drawn),
     }
 }
 
@@ -136,19 +139,25 @@ fn broken_by_us(summary: &Summary) -> Option<(Rules, &report::Violation)> {
     summary.first_violation.as_ref().filter(|_| is_ours).map(|violation| (summary.rules, violation))
 }
 
-fn run_ours(args: &SimArgs, situation: Situation, bar: &ProgressBar) -> Result<Summary, Failure> {
+/// Result of the path itself, and whether its pictures were drawn.
+fn run_ours(
+    args: &SimArgs,
+    situation: Situation,
+    bar: &ProgressBar,
+) -> Result<(Summary, Result<(), Failure>), Failure> {
     let (true, Some(seed)) = (args.trace.is_some() || args.plot.is_some(), args.seed) else {
-        return Ok(run_seeds(Rules::Forebay, args, situation, bar));
+        return Ok((run_seeds(Rules::Forebay, args, situation, bar), Ok(())));
     };
     let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
     let recorded = Recorded { trace: args.trace.as_deref(), timeline: plots.is_some() };
     let (outcome, timeline) = run_recorded(situation, seed, overrides(args), recorded)?;
-    if let (Some(plots), Some(timeline)) = (plots, timeline) {
-        plots.draw(&timeline)?;
-    }
+    let drawn = match (plots, timeline) {
+        (Some(plots), Some(timeline)) => plots.draw(&timeline),
+        _ => Ok(()),
+    };
     let mut summary = Summary::new(Rules::Forebay, situation);
     summary.add(&outcome);
-    Ok(summary)
+    Ok((summary, drawn))
 }
 
 fn run_seeds(rules: Rules, args: &SimArgs, situation: Situation, bar: &ProgressBar) -> Summary {

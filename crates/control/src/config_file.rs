@@ -26,6 +26,7 @@ use forebay_engine::knobs::knob::Knob;
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::refused::Refused;
+use forebay_sys::text_file::read_text;
 use toml::de::{DeTable, DeValue};
 
 use super::handle::Control;
@@ -33,6 +34,9 @@ use super::list::{ListedKnob, list};
 use super::names::{self, Names, OfDevice};
 use super::run_options::{self, RunOption};
 use super::session::notes_on;
+
+/// Maximum length of a config file, in bytes.
+pub const CONFIG_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum nesting of TOML tables under `[knobs]`: device, then queue.
 const TABLES_MAX: usize = 2;
@@ -100,9 +104,9 @@ impl ConfigFile {
     /// Reads and parses a file.
     ///
     /// # Errors
-    /// If the file cannot be read, or does not have the form above; with the line.
+    /// If the file cannot be read, is longer than [`CONFIG_BYTES_MAX`], or does not have the form above; with the line.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+        let text = read_text(path, CONFIG_BYTES_MAX).map_err(Error::file("read", path))?;
         Self::parse(path, &text)
     }
 
@@ -203,7 +207,7 @@ impl ConfigFile {
         // A knob of all may have changed what was set for one.
         for knob in old.iter().filter(|knob| except.contains(&knob.path)) {
             restore(control, &knob.path, &old);
-            if control.read(&knob.path).is_ok_and(|now| now.trim_end() != knob.value) {
+            if !is_as_requested(control, knob) {
                 let name = names.short(&knob.path);
                 reloaded
                     .notes
@@ -270,14 +274,19 @@ impl ConfigFile {
     }
 }
 
-/// Sets a knob to the value that it had, if it has another one now.
+/// Sets a knob to the value that was requested for it, if another one is now.
 fn restore(control: &Control, path: &str, knobs: &[ListedKnob]) {
     let Some(before) = knobs.iter().find(|knob| knob.path == path) else { return };
-    let now = control.read(path).unwrap_or_default();
-    if now.trim_end() != before.value {
+    if !is_as_requested(control, before) {
         // Ignored: what the knob had before, it took.
-        let _ = control.echo(path, &before.value);
+        let _ = control.echo(path, &before.requested);
     }
+}
+
+/// True if the same is requested for the knob now, or it cannot be read.
+fn is_as_requested(control: &Control, before: &ListedKnob) -> bool {
+    let now = control.tree().file(&before.path).and_then(|file| control.requested(file));
+    now.is_ok_and(|now| now.trim_end() == before.requested)
 }
 
 /// Adds the values of a table, each with its offset in the text. `above` is the prefix for the
@@ -327,7 +336,7 @@ fn levels(name: &str) -> usize {
     name.matches('/').count()
 }
 
-/// Writes the knobs that differ from their defaults to a file, and no others. Random values are
+/// Writes the knobs that differ from their defaults to a file, as they were requested, and no others. Random values are
 /// left out, since they are secret, and so is each CPU's `online`, since `cpus` has it. A file that
 /// is replaced keeps its owner, group and mode, and a link to it stays.
 ///
@@ -389,7 +398,7 @@ fn give_to_owner_of(old: &Metadata, file: &fs::File) -> io::Result<()> {
 
 /// Table `run` of the file that is about to be replaced.
 fn saved_run(path: &Path) -> Result<Option<toml::Value>> {
-    let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let text = read_text(path, CONFIG_BYTES_MAX).map_err(Error::file("read", path))?;
     if text.trim().is_empty() {
         return Ok(None);
     }
@@ -412,7 +421,7 @@ fn render(knobs: &[ListedKnob], run: Option<&toml::Value>) -> String {
     let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
     let names = Names::of(&paths);
     let mut table = toml::Table::new();
-    for ListedKnob { path, value, default, .. } in knobs {
+    for ListedKnob { path, requested: value, default, .. } in knobs {
         if value == default || default.is_empty() || last(path) == "online" {
             continue;
         }
@@ -446,7 +455,7 @@ fn is_same_everywhere(path: &str, knobs: &[ListedKnob]) -> bool {
     let is_of_device = |path: &str| OfDevice::of(path).is_some();
     let of_devices = knobs.iter().filter(|knob| is_of_device(&knob.path));
     let mut values =
-        of_devices.filter(|knob| last(&knob.path) == last(path)).map(|knob| &knob.value);
+        of_devices.filter(|knob| last(&knob.path) == last(path)).map(|knob| &knob.requested);
     let first = values.next();
     is_of_device(path) && values.all(|value| Some(value) == first)
 }

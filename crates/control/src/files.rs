@@ -75,6 +75,13 @@ impl Control {
         })
     }
 
+    /// Text of a file as it was requested: other than that which it reads back if only a part of that is in force.
+    pub(super) fn requested(&self, file: File) -> Result<String, Errno> {
+        let File::Knob(Knob::RpsCpus, queue) = file else { return self.read_file(file) };
+        let requested = self.settings().queue(queue).map(|queue| queue.rps_cpus.clone());
+        Ok(Value::Cpus(requested.unwrap_or_default()).print(self.machine()))
+    }
+
     /// Writes `bytes` to a file in one write. The kernel's knobs take bytes that are not UTF-8, of
     /// which 0xa0 is a blank.
     ///

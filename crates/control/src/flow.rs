@@ -196,7 +196,7 @@ impl FlowWords {
 
     fn into_name(self) -> Result<FlowName, String> {
         let [(source, from), (destination, to)] = self.endpoints[..] else {
-            return Err(format!("it has {} addresses, not two", self.endpoints.len()));
+            return Err(format!("it takes two addresses, not {}", self.endpoints.len()));
         };
         if source.is_ipv4() != destination.is_ipv4() {
             return Err("one address is of IPv4 and the other of IPv6".to_owned());
@@ -281,11 +281,11 @@ mod tests {
     #[test]
     fn nameless_flow_is_refused() {
         for (text, why) in [
-            ("", "it has 0 addresses"),
+            ("", "it takes two addresses, not 0"),
             ("0", "0 is not a flow's hash"),
             ("123456789", "\"123456789\" is neither"),
-            ("10.0.0.1", "it has 1 addresses"),
-            ("10.0.0.1 10.0.0.2 10.0.0.3", "it has 3 addresses"),
+            ("10.0.0.1", "it takes two addresses, not 1"),
+            ("10.0.0.1 10.0.0.2 10.0.0.3", "it takes two addresses, not 3"),
             ("10.0.0.1 > ::1", "one address is of IPv4"),
             ("10.0.0.1:5 > 10.0.0.2", "one address has a port"),
             ("icmp 10.0.0.1:5 > 10.0.0.2:6", "only TCP and UDP"),

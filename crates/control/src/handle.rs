@@ -14,7 +14,7 @@ use forebay_sys::refused::{Refused, Written};
 
 use super::connection::{FindConnections, FlowConnection};
 use super::flow::FlowName;
-use super::names;
+use super::names::{self, Names};
 use super::tree::Tree;
 
 /// Maximum time for the queues to answer.
@@ -82,10 +82,13 @@ impl Control {
     /// path in the tree.
     ///
     /// # Errors
-    /// If there is no such knob, or it refuses the value: the kernel's errno, with the reason.
+    /// If there is no such knob, or it refuses the value: the kernel's errno, with the reason, and the names of the files
+    /// that have taken it.
     pub fn set(&self, knob: &str, value: &str) -> Result<(), Refused> {
-        for path in names::find_for_writing(self, knob)? {
-            self.echo(&path, value)?;
+        let paths = names::find_for_writing(self, knob)?;
+        for (index, path) in paths.iter().enumerate() {
+            let written = self.echo(path, value);
+            written.map_err(|refused| Names::in_run(self).after(refused, &paths[..index]))?;
         }
         Ok(())
     }

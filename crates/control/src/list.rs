@@ -20,6 +20,9 @@ pub struct ListedKnob {
     pub path: String,
     /// Current value.
     pub value: String,
+    /// Value that the current one is the part of that is in force. Most are wholly in force; of `rps_cpus` only the CPUs
+    /// that run.
+    pub requested: String,
     /// Default value; empty if it is random or unknown.
     pub default: String,
     /// Meaning of the value.
@@ -36,6 +39,7 @@ pub fn list(control: &Control) -> Vec<ListedKnob> {
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
         ListedKnob {
             value: control.read_file(file).map(value).unwrap_or_default(),
+            requested: control.requested(file).map(value).unwrap_or_default(),
             default: defaults.of(name).unwrap_or_default(),
             meaning: meaning(file).to_owned(),
             path,
@@ -48,17 +52,20 @@ impl ListedKnob {
     /// Reads a line of the answer to `list`.
     #[must_use]
     pub fn from_line(line: &str) -> Option<Self> {
-        let mut fields = line.splitn(4, '\t').map(str::to_owned);
+        let mut fields = line.split('\t').map(str::to_owned);
         let mut next = || fields.next();
-        Some(Self { path: next()?, value: next()?, default: next()?, meaning: next()? })
+        let (path, value, default, meaning) = (next()?, next()?, next()?, next()?);
+        let requested = next().unwrap_or_else(|| value.clone());
+        Some(Self { path, value, requested, default, meaning })
     }
 }
 
 impl fmt::Display for ListedKnob {
-    /// Writes the fields with tabs between them.
+    /// Writes the fields with tabs between them; what was requested comes last, and only if it is not wholly in force.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, value, default, meaning } = self;
-        write!(f, "{path}\t{value}\t{default}\t{meaning}")
+        let Self { path, value, requested, default, meaning } = self;
+        write!(f, "{path}\t{value}\t{default}\t{meaning}")?;
+        if requested == value { Ok(()) } else { write!(f, "\t{requested}") }
     }
 }
 

@@ -118,6 +118,16 @@ impl Names {
         Self { with_device: control.state().devices().count() > 1 }
     }
 
+    /// Refusal of a write to one of several files, with the names of those that were written before it.
+    pub(super) fn after(self, refused: Refused, written: &[String]) -> Refused {
+        if written.is_empty() {
+            return refused;
+        }
+        let names: Vec<_> = written.iter().map(|path| self.short(path)).collect();
+        let why = format!("{}; set before that: {}", refused.why, names.join(", "));
+        Refused::new(refused.errno, why)
+    }
+
     /// Short name of a file: with its queue or CPU, and with its device if there are several.
     #[must_use]
     pub fn short(self, path: &str) -> Cow<'_, str> {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `get KNOB` | text of the file; if the name fits several, a line `NAME VALUE` for each |
 //! | `set KNOB VALUE…` | `now NAME VALUE` for each file written; `in effect: …` and `ignored CPUS: …` if the value is not in force as written |
-//! | `list` | for each knob its path, value, default and meaning, with tabs between them |
+//! | `list` | for each knob its path, value, default and meaning, with tabs between them; behind them the value as it was requested, if only a part of it is in force |
 //! | `watch [KNOB]` | `NAME VALUE` now and after each change, until the client goes or sends another line |
 //! | `explain FLOW` | CPU of the flow, and the reason, in words; its TCP connection in those of `ss -i`, if the run has sockets |
 //! | `explain --json FLOW` | the same, one line with a JSON document |
@@ -219,8 +219,8 @@ mod tests {
             ("set =3", "set KNOB VALUE"),
             ("list all", "the form list"),
             ("watch a b", "watch [KNOB]"),
-            ("explain", "it has 0 addresses"),
-            ("explain --json", "it has 0 addresses"),
+            ("explain", "it takes two addresses, not 0"),
+            ("explain --json", "it takes two addresses, not 0"),
             ("explain 0", "0 is not a flow's hash"),
             ("rfs_desired 0badcafe", "rfs_desired FLOWHASH CPU"),
             ("rfs_desired 0 1", "not a flow's hash"),

@@ -216,12 +216,14 @@ impl Control {
     pub fn set_and_report(&self, knob: &str, value: &str) -> Result<Vec<String>, Refused> {
         let mut lines = Vec::new();
         let names = Names::in_run(self);
-        for path in names::find_for_writing(self, knob)? {
-            let name = names.short(&path);
-            let written = self.echo(&path, value).map_err(|Refused { errno, why }| {
-                Refused::new(errno, format!("{name} cannot be {value:?}: {why}"))
+        let paths = names::find_for_writing(self, knob)?;
+        for (index, path) in paths.iter().enumerate() {
+            let name = names.short(path);
+            let written = self.echo(path, value).map_err(|Refused { errno, why }| {
+                let refused = Refused::new(errno, format!("{name} cannot be {value:?}: {why}"));
+                names.after(refused, &paths[..index])
             })?;
-            if let Ok(value) = value_of(self, &path) {
+            if let Ok(value) = value_of(self, path) {
                 lines.push(format!("now {name} {value}"));
             }
             let notes = notes_on(self, &written);

@@ -33,12 +33,22 @@ pub fn current_cpu() -> CpuId {
 /// # Errors
 /// The kernel's error if the CPU does not exist or is not allowed.
 pub fn pin_to(cpu: CpuId) -> io::Result<()> {
-    // `cpu_set_t` has bits for fewer CPUs than a `CpuId` can name.
-    if cpu.index() >= CpuSet::MAX_CPU {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    keep_on(&[cpu])
+}
+
+/// Keeps the calling thread, and those that it starts, on `cpus`.
+///
+/// # Errors
+/// The kernel's error if none of the CPUs exists and is allowed.
+pub fn keep_on(cpus: &[CpuId]) -> io::Result<()> {
     let mut set = CpuSet::new();
-    set.set(cpu.index());
+    for cpu in cpus {
+        // `cpu_set_t` has bits for fewer CPUs than a `CpuId` can name.
+        if cpu.index() >= CpuSet::MAX_CPU {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        set.set(cpu.index());
+    }
     Ok(thread::sched_setaffinity(None, &set)?)
 }
 
@@ -140,6 +150,20 @@ mod tests {
             assert_eq!(current_cpu(), cpus[0]);
             assert!(pin_to(CpuId(1023)).is_err());
             assert!(pin_to(CpuId(u16::MAX)).is_err());
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn started_threads_stay_on_its_cpus() {
+        std::thread::spawn(|| {
+            let cpus = allowed_cpus();
+            let kept = &cpus[..cpus.len().min(2)];
+            keep_on(kept).unwrap();
+            assert_eq!(std::thread::spawn(allowed_cpus).join().unwrap(), kept);
+            assert!(keep_on(&[]).is_err());
+            assert!(keep_on(&[kept[0], CpuId(u16::MAX)]).is_err());
         })
         .join()
         .unwrap();

@@ -46,6 +46,7 @@ pub mod clock; //            engine time: the machine's, or a scheduler's
 pub mod random; //           numbers determined by a seed
 pub mod private_listener; // Unix sockets for programs of the same user
 pub mod unix_peer; //        user and process at their other end
+pub mod text_file; //        texts that somebody else wrote, up to a size
 pub mod error; //            errors: what failed, where, and what to do
 pub mod failure; //          failures of a run, for whoever reports them
 
@@ -55,8 +56,8 @@ use std::path::Path;
 #[cfg(feature = "vhost-user")]
 pub use aio::Signaller;
 pub use cpus::{
-    allowed_cpus, cpu_ns_of, current_cpu, pin_to, preemptions, process_cpu_ns, set_sched_slice,
-    set_timer_slack, thread_cpu_ns,
+    allowed_cpus, cpu_ns_of, current_cpu, keep_on, pin_to, preemptions, process_cpu_ns,
+    set_sched_slice, set_timer_slack, thread_cpu_ns,
 };
 pub use error::{Error, Result};
 pub use event::Event;

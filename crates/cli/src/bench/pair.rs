@@ -103,10 +103,10 @@ impl Rounds {
     }
 }
 
-/// CPU that a two-CPU benchmark runs on, and the other CPU.
+/// CPUs of a two-CPU benchmark: the first two.
 pub(crate) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
     match cpus {
-        &[here, there, ..] => Ok(CpuPair { here, there }),
+        &[producer, consumer, ..] => Ok(CpuPair { producer, consumer }),
         _ => Err(Failure::usage(
             "this benchmark needs two CPUs, and only one may be used",
             "run it where there are two, or allow both (taskset)",
@@ -114,13 +114,13 @@ pub(crate) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
     }
 }
 
-/// Two CPUs.
+/// CPUs of a two-CPU benchmark.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuPair {
-    /// The CPU of this side.
-    pub(crate) here: CpuId,
-    /// The CPU of the other side.
-    pub(crate) there: CpuId,
+    /// CPU that produces, and runs the benchmark.
+    pub(crate) producer: CpuId,
+    /// CPU that consumes.
+    pub(crate) consumer: CpuId,
 }
 
 /// Distance of two CPUs at this time. The calling thread stays where it is; two others ask and
@@ -130,14 +130,14 @@ pub(crate) fn distance(cpus: CpuPair) -> CacheClass {
     let round_trip_ns = thread::scope(|scope| {
         scope.spawn(|| {
             // Ignored, as below: the distance of unpinned threads is still one of this machine.
-            let _ = sys::pin_to(cpus.there);
+            let _ = sys::pin_to(cpus.consumer);
             while !is_done.load(Ordering::Relaxed) {
                 probe.answer_if_asked();
                 thread::yield_now();
             }
         });
         let asked = scope.spawn(|| {
-            let _ = sys::pin_to(cpus.here);
+            let _ = sys::pin_to(cpus.producer);
             let round_trip_ns = probe.round_trip_ns();
             is_done.store(true, Ordering::Relaxed);
             round_trip_ns

@@ -31,7 +31,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let (batch, touch) = (args.bulk as usize, args.touch);
     let freer = thread::spawn(move || {
         // Ignored: figures of an unpinned thread are still valid.
-        let _ = sys::pin_to(cpus.there);
+        let _ = sys::pin_to(cpus.consumer);
         free(consumer, other_pool, &other, frames, batch, touch)
     });
     let mut round = 0;

@@ -28,7 +28,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let batch = args.bulk as usize;
     let reader = thread::spawn(move || {
         // Ignored: figures of an unpinned thread are still valid.
-        let _ = sys::pin_to(cpus.there);
+        let _ = sys::pin_to(cpus.consumer);
         read(consumer, &other, objects, batch)
     });
     let mut round = 0;

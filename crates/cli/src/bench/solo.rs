@@ -7,6 +7,8 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use super::BenchArgs;
 use super::figures::{Figures, RoundSpread};
 
@@ -61,6 +63,15 @@ pub(super) fn samples(args: &BenchArgs, mut sample: impl FnMut() -> f64) -> Samp
     Samples::of(kept, disturbed, reps)
 }
 
+/// Spread of one region of a benchmark.
+#[derive(Debug, Serialize)]
+pub(super) struct RegionSpread {
+    #[serde(flatten)]
+    spread: RoundSpread,
+    /// True if every repeat was disturbed.
+    all_disturbed: bool,
+}
+
 /// A repeat beside which the fixed loop took `slowest_ns`.
 struct Disturbed {
     slowest_ns: f64,
@@ -82,6 +93,11 @@ impl Samples {
 
     pub(super) fn spread(&self) -> RoundSpread {
         RoundSpread::of(&self.counted)
+    }
+
+    /// Spread as part of a line with several.
+    pub(super) fn region(&self) -> RegionSpread {
+        RegionSpread { spread: self.spread(), all_disturbed: self.all_disturbed }
     }
 
     pub(super) fn figures(&self, name: &'static str, unit: &'static str) -> Figures {

@@ -64,10 +64,10 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let (packets, hashes) = steerable(input::packets(args.file.as_deref())?, &hasher, args.hash)?;
     let verify = if args.verify { Verify::Checksums } else { Verify::Nothing };
     let mut intake = intake(cpus, hasher, verify, args.bulk);
-    let lane = intake.connect(cpus.there, RING_CAPACITY, Position(0), false);
-    intake.set_rps_cpus([cpus.there], 0);
+    let lane = intake.connect(cpus.consumer, RING_CAPACITY, Position(0), false);
+    intake.set_rps_cpus([cpus.consumer], 0);
     let [pool, other_pool] = pools(&packets)?;
-    let sock_flows = SockFlowTable::new(RPS_SOCK_FLOW_ENTRIES, cpus.there.index() + 1);
+    let sock_flows = SockFlowTable::new(RPS_SOCK_FLOW_ENTRIES, cpus.consumer.index() + 1);
     let shared = Arc::new(SharedTables {
         probe: Probe::default(),
         delivered: AtomicU64::new(0),
@@ -79,8 +79,8 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let batch = args.bulk as usize;
     let reader = thread::spawn(move || {
         // Ignored: figures of an unpinned thread are still valid.
-        let _ = sys::pin_to(cpus.there);
-        deliver(Delivery::new(cpus.there, vec![lane], batch), other_pool, &other);
+        let _ = sys::pin_to(cpus.consumer);
+        deliver(Delivery::new(cpus.consumer, vec![lane], batch), other_pool, &other);
     });
     let mut sender = Sender { packets, hashes, pool, intake, sent: 0, next: 0 };
     let mut ratios = Vec::new();
@@ -200,13 +200,13 @@ fn steerable(
 fn intake(cpus: CpuPair, hasher: Arc<Hasher>, verify: Verify, bulk: u32) -> Intake {
     Intake::new(IntakeConfig {
         queue: RxQueue(0),
-        cpus: cpus.there.index() + 1,
+        cpus: cpus.consumer.index() + 1,
         verify,
         completes_checksums: false,
         hasher,
         coalesce: None,
         steer: SteerConfig {
-            polling_cpu: cpus.here,
+            polling_cpu: cpus.producer,
             rps_flow_cnt: RPS_FLOW_CNT,
             move_after: MoveAfter::default(),
             hold_max: HOLD_MAX,

@@ -7,7 +7,9 @@ use super::CompareSetting;
 use super::child::StartedProgram;
 use super::network::{LinkEnd, Network};
 use super::peers;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use super::subject::{
+    Author, Better, Quantity, RequestCounts, Subject, SubjectGroup, TurnFigures, TurnLength,
+};
 
 const QUANTITIES: &[Quantity] = &[
     Quantity { name: "mean", unit: "ms", better: Better::Less },
@@ -43,9 +45,17 @@ const BRIDGES: [(Author, &str, BridgeProgram); 5] = [
     ),
 ];
 
-/// Options of ping: at light load, and each request upon the last answer.
-const LIGHT: [&str; 4] = ["-i", "0.005", "-c", "200"];
-const BACK_TO_BACK: [&str; 4] = ["-i", "0", "-c", "2000"];
+/// Pings of a turn.
+#[derive(Clone, Copy)]
+struct Pings {
+    /// Seconds between two of them; 0: each upon the last answer.
+    interval: &'static str,
+    count: u16,
+}
+
+const LIGHT: Pings = Pings { interval: "0.005", count: 200 };
+const BACK_TO_BACK: Pings = Pings { interval: "0", count: 2000 };
+const WARM_UP: Pings = Pings { interval: "0.01", count: 10 };
 
 pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
     let network = Network::new(&[ONE.namespace, TO_ONE.namespace, OTHER.namespace])?;
@@ -55,14 +65,16 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
     network.address(OTHER, &[(ONE.number, ONE.number)])?;
     let network = Rc::new(network);
     let mut subjects = Vec::new();
-    for (group, pings) in [
+    for (name, pings) in [
         ("ping through a bridge, 200 a second", LIGHT),
         ("ping through a bridge, back to back", BACK_TO_BACK),
     ] {
+        let turn = TurnLength::Pings(pings.count);
+        let group = SubjectGroup { name, metrics: QUANTITIES, turn };
         for (author, name, bridge) in BRIDGES {
             let network = Rc::clone(&network);
             let measure = move || measure(setting, &network, bridge, pings);
-            subjects.push(Subject::new(group, author, name, QUANTITIES, measure));
+            subjects.push(Subject::new(group, author, name, measure));
         }
     }
     Ok(subjects)
@@ -72,7 +84,7 @@ fn measure(
     setting: &CompareSetting,
     network: &Network,
     bridge: BridgeProgram,
-    pings: [&str; 4],
+    pings: Pings,
 ) -> Result<TurnFigures, String> {
     if !peers::is_installed("ping") {
         return Err("ping is not installed: install iputils-ping".to_owned());
@@ -91,7 +103,7 @@ fn measure(
         }
         BridgeProgram::Own(args) => {
             let mut command = network.own(TO_ONE.namespace, args)?;
-            let cpus = setting.cpus.there.to_string();
+            let cpus = setting.cpus.receiver.to_string();
             command.args(["--device", TO_ONE.device, "--device", TO_OTHER.device, "--cpus", &cpus]);
             let _bridge = StartedProgram::start(&mut command)?;
             ping(network, pings)
@@ -99,32 +111,38 @@ fn measure(
     }
 }
 
-fn ping(network: &Network, options: [&str; 4]) -> Result<TurnFigures, String> {
+fn ping(network: &Network, pings: Pings) -> Result<TurnFigures, String> {
     let told = |mut command: Command| {
         let output = command.output().map_err(|error| error.to_string())?;
         Ok::<_, String>(String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let ping = |options: &[&str]| {
+    let ping = |Pings { interval, count }: Pings| {
         let mut command = network.inside(ONE.namespace, "ping");
-        command.args(["-n", "-W", "1"]).args(options).arg("10.77.0.2");
+        command.args(["-n", "-W", "1", "-i", interval, "-c", &count.to_string(), "10.77.0.2"]);
         told(command)
     };
-    // The first ones warm up.
-    ping(&["-i", "0.01", "-c", "10"])?;
-    figures(&ping(&options)?)
+    ping(WARM_UP)?;
+    figures(&ping(pings)?)
 }
 
 /// Figures of what ping printed.
 fn figures(told: &str) -> Result<TurnFigures, String> {
     let time = |line: &str| line.split_once("time=")?.1.split(' ').next()?.parse::<f64>().ok();
-    let mut times: Vec<_> = told.lines().filter_map(time).collect();
+    // The second answer to a ping is no further one.
+    let answers = told.lines().filter(|line| !line.ends_with("(DUP!)"));
+    let mut times: Vec<_> = answers.filter_map(time).collect();
     times.sort_by(f64::total_cmp);
     let Some(late) = times.get((times.len() * 99 / 100).min(times.len().saturating_sub(1))) else {
         return Err("no ping was answered".to_owned());
     };
+    let sent =
+        told.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
+    let sent = sent.ok_or("ping did not tell how many it has sent")?;
+    let requests = RequestCounts { sent, answered: times.len() as u64 };
     let count = u32::try_from(times.len()).unwrap_or(u32::MAX);
     let mean = times.iter().sum::<f64>() / f64::from(count);
-    Ok(TurnFigures::default().with("mean", mean).with("99th percentile", *late))
+    let figures = TurnFigures::default().with("mean", mean).with("99th percentile", *late);
+    Ok(figures.with_requests(requests))
 }
 
 #[cfg(test)]
@@ -135,8 +153,12 @@ mod tests {
     fn times_are_those_of_ping() {
         let told = "PING 10.77.0.2 56(84) bytes of data.\n\
                     64 bytes from 10.77.0.2: icmp_seq=1 ttl=64 time=0.020 ms\n\
-                    64 bytes from 10.77.0.2: icmp_seq=2 ttl=64 time=0.060 ms\n";
-        let of = figures(told).unwrap().figures;
+                    64 bytes from 10.77.0.2: icmp_seq=2 ttl=64 time=0.060 ms\n\
+                    64 bytes from 10.77.0.2: icmp_seq=2 ttl=64 time=0.900 ms (DUP!)\n\n\
+                    --- 10.77.0.2 ping statistics ---\n\
+                    3 packets transmitted, 2 received, +1 duplicates, 33.3% packet loss, time 9ms\n";
+        let TurnFigures { figures: of, requests } = figures(told).unwrap();
+        assert_eq!(requests, Some(RequestCounts { sent: 3, answered: 2 }));
         assert!((of["mean"][0].value - 0.04).abs() < 1e-9, "{of:?}");
         assert!((of["99th percentile"][0].value - 0.06).abs() < 1e-9, "{of:?}");
         assert_eq!(figures("nothing").unwrap_err(), "no ping was answered");

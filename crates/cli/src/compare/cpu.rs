@@ -10,7 +10,9 @@ use super::CompareSetting;
 use super::child::StartedProgram;
 use super::peers::Peer;
 use super::segments;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigure, TurnFigures};
+use super::subject::{
+    Author, Better, Quantity, Subject, SubjectGroup, TurnFigure, TurnFigures, TurnLength,
+};
 use crate::bench::pair::CpuPair;
 
 /// Repeats of a turn, and seconds that they may take.
@@ -19,6 +21,9 @@ const SECONDS: u32 = 2;
 
 /// Class of figures that one CPU alone determines.
 pub(super) const ONE_CPU: &str = "one CPU";
+
+/// Class of figures of which every repeat was disturbed by other programs.
+pub(super) const DISTURBED: &str = "disturbed";
 
 const RING: &[Quantity] = &[Quantity { name: "median", unit: "ns/object", better: Better::Less }];
 const POOL: &[Quantity] = &[Quantity { name: "median", unit: "ns/buffer", better: Better::Less }];
@@ -99,21 +104,23 @@ const fn merged(group: &'static str, capture: (u16, u16)) -> Stage {
 
 pub(super) fn subjects(setting: &CompareSetting) -> Vec<Subject<'_>> {
     let mut subjects = Vec::new();
+    let turn = TurnLength::Repeats { count: REPEATS, seconds_max: SECONDS };
     for Stage { group, quantities, own, peers, capture } in STAGES {
+        let group = SubjectGroup { name: group, metrics: quantities, turn };
         for &(name, peer, mode) in peers {
             let measure = move || {
                 let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
                 let mode = file.map_or(mode.to_owned(), |file| file.display().to_string());
                 dpdk(setting, peer, &mode, quantities)
             };
-            subjects.push(Subject::new(group, Author::Peer, name, quantities, measure));
+            subjects.push(Subject::new(group, Author::Peer, name, measure));
         }
         for &(name, args) in own {
             let measure = move || {
                 let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
                 bench(args, file, quantities)
             };
-            subjects.push(Subject::new(group, Author::Forebay, name, quantities, measure));
+            subjects.push(Subject::new(group, Author::Forebay, name, measure));
         }
     }
     subjects
@@ -137,7 +144,7 @@ fn dpdk(
     quantities: &[Quantity],
 ) -> Result<TurnFigures, String> {
     let mut command = Command::new(setting.peers.program(peer)?);
-    command.args(["--cpus", &dpdk_cpus(setting.cpus), "--mode", mode]);
+    command.args(["--cpus", &dpdk_cpus(setting.cpus.of_bench()), "--mode", mode]);
     command.args(["--flows", &REPEATS.to_string(), "--window", &(SECONDS * 1000).to_string()]);
     figures(&StartedProgram::spawn(&mut command)?.result()?, quantities)
 }
@@ -145,9 +152,8 @@ fn dpdk(
 /// CPUs of a program of DPDK, in the order of `forebay bench`: the one that produces, or works alone, and the one that
 /// consumes.
 fn dpdk_cpus(cpus: CpuPair) -> String {
-    let CpuPair { here, there } = cpus;
-    // The sender of a flood leaves the first CPU free.
-    format!("{there},{here}")
+    let CpuPair { producer, consumer } = cpus;
+    format!("{producer},{consumer}")
 }
 
 fn bench(own: &str, file: Option<PathBuf>, quantities: &[Quantity]) -> Result<TurnFigures, String> {
@@ -157,7 +163,8 @@ fn bench(own: &str, file: Option<PathBuf>, quantities: &[Quantity]) -> Result<Tu
     figures(&StartedProgram::spawn(&mut command)?.result()?, quantities)
 }
 
-/// Figures of a result: one for each class, or one alone; named ones have a spread each.
+/// Figures of a result: one for each class, or one alone; named ones have a spread each. Those of disturbed repeats have
+/// a class that is compared with none.
 fn figures(result: &Value, quantities: &[Quantity]) -> Result<TurnFigures, String> {
     let mut figures = TurnFigures::default();
     if let Some(classes) = result["classes"].as_object() {
@@ -168,10 +175,12 @@ fn figures(result: &Value, quantities: &[Quantity]) -> Result<TurnFigures, Strin
         return Ok(figures);
     }
     for Quantity { name, .. } in quantities {
-        let value = result[name].as_f64().or_else(|| result[name]["median"].as_f64());
+        let spread = if result[name].is_object() { &result[name] } else { result };
+        let value = spread["median"].as_f64();
         let value =
             value.ok_or_else(|| format!("the program's result has no figure {name}: {result}"))?;
-        figures.add(name, TurnFigure { value, class: Some(ONE_CPU.to_owned()) });
+        let class = if spread["all_disturbed"] == true { DISTURBED } else { ONE_CPU };
+        figures.add(name, TurnFigure { value, class: Some(class.to_owned()) });
     }
     Ok(figures)
 }
@@ -181,7 +190,7 @@ mod tests {
     use forebay_rx::CpuId;
     use serde_json::json;
 
-    use super::super::sender_and_receiver;
+    use super::super::CompareCpus;
     use super::*;
     use crate::bench::pair;
 
@@ -189,8 +198,9 @@ mod tests {
     fn cmp_4_dpdk_has_the_bench_cpus() {
         let allowed = [CpuId(4), CpuId(6), CpuId(7)];
         let bench = pair::two_of(&allowed).unwrap();
-        let compared = sender_and_receiver(&allowed).unwrap();
-        assert_eq!(dpdk_cpus(compared), format!("{},{}", bench.here, bench.there));
+        let compared = CompareCpus::of(&allowed).unwrap();
+        let expected = format!("{},{}", bench.producer, bench.consumer);
+        assert_eq!(dpdk_cpus(compared.of_bench()), expected);
     }
 
     #[test]
@@ -204,5 +214,22 @@ mod tests {
         assert_eq!(hash["median"], [of(4.5, ONE_CPU)]);
         let merge = json!({ "gro": { "median": 1.0 }, "parse_gro": { "median": 2.0 } });
         assert!(figures(&merge, MERGE).unwrap_err().contains("no figure all"));
+    }
+
+    #[test]
+    fn cmp_4_disturbed_figures_have_no_ratio() {
+        let of = |value: f64, class: &str| TurnFigure { value, class: Some(class.to_owned()) };
+        let hash = json!({ "median": 4.5, "all_disturbed": true });
+        assert_eq!(figures(&hash, HASH).unwrap().figures["median"], [of(4.5, DISTURBED)]);
+        let spread = |median: f64, all_disturbed: bool| json!({ "median": median, "all_disturbed": all_disturbed });
+        let merge = json!({
+            "all_disturbed": true, "gro": spread(1.0, true), "parse_gro": spread(2.0, false), "all": spread(3.0, false),
+        });
+        let merge = figures(&merge, MERGE).unwrap().figures;
+        assert_eq!(merge["gro"], [of(1.0, DISTURBED)]);
+        assert_eq!(
+            [&merge["parse_gro"], &merge["all"]],
+            [&[of(2.0, ONE_CPU)], &[of(3.0, ONE_CPU)]]
+        );
     }
 }

@@ -6,11 +6,15 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::CompareSetting;
 use super::child::StartedProgram;
 use super::network::{Network, PORT, RECEIVER, SENDER, TO_NOBODY, TO_RECEIVER};
 use super::peers::Peer;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use super::subject::{
+    Author, Better, Quantity, RequestCounts, Subject, SubjectGroup, TurnFigures, TurnLength,
+};
 
 const QUANTITIES: &[Quantity] = &[
     Quantity { name: "median", unit: "ms", better: Better::Less },
@@ -69,14 +73,16 @@ const SERVERS: [(Author, &str, EchoServer); 11] = [
 pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
     let network = Rc::new(Network::pair()?);
     let mut subjects = Vec::new();
-    for (group, rate, window) in [
+    for (name, rate, window) in [
         ("request and answer, 200 a second", LIGHT_RATE, setting.window.max(LIGHT_WINDOW)),
         ("request and answer, back to back", 0, setting.window),
     ] {
+        let turn = TurnLength::window(window);
+        let group = SubjectGroup { name, metrics: QUANTITIES, turn };
         for (author, name, server) in SERVERS {
             let network = Rc::clone(&network);
             let measure = move || measure(setting, &network, server, rate, window);
-            subjects.push(Subject::new(group, author, name, QUANTITIES, measure));
+            subjects.push(Subject::new(group, author, name, measure));
         }
     }
     Ok(subjects)
@@ -97,11 +103,11 @@ fn measure(
         }
         EchoServer::Own(args) => (network.own(RECEIVER.namespace, args)?, TO_RECEIVER),
     };
-    let (here, there) = (setting.cpus.here.to_string(), setting.cpus.there.to_string());
-    command.args(["--device", RECEIVER.device, "--cpus", &there, "--port", PORT]);
+    let (sender, receiver) = (setting.cpus.sender.to_string(), setting.cpus.receiver.to_string());
+    command.args(["--device", RECEIVER.device, "--cpus", &receiver, "--port", PORT]);
     let server = StartedProgram::start(&mut command)?;
     let mut ask = network.own(SENDER.namespace, "ask")?;
-    ask.args(["--cpus", &here, "--port", PORT, "--to", to, "--rate", &rate.to_string()]);
+    ask.args(["--cpus", &sender, "--port", PORT, "--to", to, "--rate", &rate.to_string()]);
     ask.args(["--warm-up", &setting.warm_up.as_millis().to_string()]);
     ask.args(["--window", &window.as_millis().to_string()]);
     let mut client = StartedProgram::start(&mut ask)?;
@@ -114,5 +120,12 @@ fn measure(
     Ok(TurnFigures::default()
         .with("median", number("p50_ns")? / 1e6)
         .with("99th percentile", number("p99_ns")? / 1e6)
-        .with("CPU time of the server", crate::table::figures::as_f64(cpu_ns) / answers / 1e3))
+        .with("CPU time of the server", crate::table::figures::as_f64(cpu_ns) / answers / 1e3)
+        .with_requests(requests(&result)?))
+}
+
+/// Requests of the window, of a client's result.
+fn requests(result: &Value) -> Result<RequestCounts, String> {
+    let number = |name: &str| result[name].as_u64().ok_or("the client has no result");
+    Ok(RequestCounts { sent: number("requests")?, answered: number("answers")? })
 }

@@ -34,7 +34,6 @@ mod text; //     the report as tables
 mod chart; //    the report as a drawing
 
 use std::fmt::Display;
-use std::fs;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,8 +50,8 @@ use subject::Subject;
 
 use crate::bench::pair::{self, CpuPair};
 use crate::failure::Failure;
-use crate::output;
 use crate::signals::on_first_signal;
+use crate::{output, result_file};
 
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
@@ -133,10 +132,31 @@ impl CompareKind {
     }
 }
 
+/// CPUs of a comparison.
+#[derive(Clone, Copy, Debug)]
+struct CompareCpus {
+    /// CPU of a sender or client.
+    sender: CpuId,
+    /// CPU of a receiver or server.
+    receiver: CpuId,
+}
+
+impl CompareCpus {
+    /// Of two allowed CPUs, an engine on both polls on the first, which the sender must leave free.
+    fn of(allowed: &[CpuId]) -> Result<Self, Failure> {
+        let CpuPair { producer, consumer } = pair::two_of(allowed)?;
+        Ok(Self { sender: consumer, receiver: producer })
+    }
+
+    /// The same CPUs in the roles that they have in `forebay bench`.
+    fn of_bench(self) -> CpuPair {
+        CpuPair { producer: self.receiver, consumer: self.sender }
+    }
+}
+
 /// Settings that all kinds share.
 struct CompareSetting {
-    /// CPU of the sender, and that of the receiver.
-    cpus: CpuPair,
+    cpus: CompareCpus,
     window: Duration,
     warm_up: Duration,
     flows: u16,
@@ -156,12 +176,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let setting = setting(args)?;
     if let Some(path) = &args.svg {
         // Before all measurements, which take minutes.
-        written(path, fs::write(path, ""))?;
+        written(path, result_file::check(path))?;
     }
     let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
     on_first_signal(ends, || IS_INTERRUPTED.store(true, Ordering::Relaxed));
     network::remove_left();
-    let distance = &|| pair::distance(setting.cpus);
+    let distance = &|| pair::distance(setting.cpus.of_bench());
     let rounds =
         turns::RoundPlan { count: args.rounds.get(), distance, is_interrupted: &IS_INTERRUPTED };
     let mut report = CompareReport::new(MachineFacts::read(), args.rounds.get(), setting.window);
@@ -178,7 +198,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         };
         if let Some(text) = &args.only {
             let is_meant = |subject: &Subject<'_>| {
-                format!("{}: {}", subject.group, subject.name).contains(text.as_str())
+                format!("{}: {}", subject.group.name, subject.name).contains(text.as_str())
             };
             subjects.retain(is_meant);
         }
@@ -190,14 +210,13 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         let problem = format!("--only {text}: no program has that name");
         return Err(Failure::usage(problem, "give part of a `group: name` that a report prints"));
     }
-    if let Some(path) = &args.svg {
-        write_chart(&report, path)?;
-    }
-    if args.json {
-        let document = serde_json::to_string_pretty(&report).unwrap_or_default();
-        return output::print(&(document + "\n"));
-    }
-    output::print(&text::render(&report))
+    let printed = output::print(&if args.json {
+        serde_json::to_string_pretty(&report).unwrap_or_default() + "\n"
+    } else {
+        text::render(&report)
+    });
+    let drawn = args.svg.as_ref().map_or(Ok(()), |path| write_chart(&report, path));
+    printed.and(drawn)
 }
 
 fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
@@ -212,7 +231,7 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
             return Err(Failure::usage(problem, "install iproute2 and ethtool"));
         }
     }
-    let cpus = sender_and_receiver(&sys::allowed_cpus())?;
+    let cpus = CompareCpus::of(&sys::allowed_cpus())?;
     let peers = Peers::new().map_err(|problem| {
         Failure::usage(problem, "check that TMPDIR can be written and has free space")
     })?;
@@ -224,12 +243,6 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
         is_skewed: args.skew,
         peers,
     })
-}
-
-/// CPU of the sender, and that of the receiver. An engine on both CPUs polls on the first, which the sender must leave free.
-fn sender_and_receiver(allowed: &[CpuId]) -> Result<CpuPair, Failure> {
-    let CpuPair { here, there } = pair::two_of(allowed)?;
-    Ok(CpuPair { here: there, there: here })
 }
 
 fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
@@ -252,7 +265,7 @@ fn unprepared(problem: String) -> Failure {
 }
 
 fn write_chart(report: &CompareReport, path: &Path) -> Result<(), Failure> {
-    written(path, chart::draw(report).and_then(|svg| Ok(fs::write(path, svg)?)))
+    written(path, chart::draw(report).and_then(|svg| Ok(result_file::write(path, svg.as_bytes())?)))
 }
 
 fn written<E: Display>(path: &Path, result: Result<(), E>) -> Result<(), Failure> {

@@ -8,12 +8,11 @@ use std::process::Command;
 use forebay_sys::cpu_list::CpuList;
 use serde_json::Value;
 
-use super::CompareSetting;
 use super::child::StartedProgram;
 use super::network::{KernelSteering, Network, PORT, RECEIVER, SENDER, TO_NOBODY, TO_RECEIVER};
 use super::peers::Peer;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
-use crate::bench::pair::CpuPair;
+use super::subject::{Author, Better, Quantity, Subject, SubjectGroup, TurnFigures, TurnLength};
+use super::{CompareCpus, CompareSetting};
 
 const QUANTITIES: &[Quantity] = &[
     Quantity { name: "received", unit: "thousand packets/s", better: Better::More },
@@ -36,22 +35,24 @@ enum FloodSteering {
 
 impl FloodSteering {
     fn kernel(self, setting: &CompareSetting) -> KernelSteering {
-        let CpuPair { here, there } = setting.cpus;
+        let CompareCpus { sender, receiver } = setting.cpus;
         match self {
             Self::Off | Self::Cpumap | Self::CpumapBoth => KernelSteering::default(),
-            Self::Rps => KernelSteering { mask: CpuList::new([there]), flows: 0 },
-            Self::RpsBoth => KernelSteering { mask: CpuList::new([here, there]), flows: 0 },
-            Self::Rfs => KernelSteering { mask: CpuList::new([here, there]), flows: RFS_FLOWS },
+            Self::Rps => KernelSteering { mask: CpuList::new([receiver]), flows: 0 },
+            Self::RpsBoth => KernelSteering { mask: CpuList::new([sender, receiver]), flows: 0 },
+            Self::Rfs => {
+                KernelSteering { mask: CpuList::new([sender, receiver]), flows: RFS_FLOWS }
+            }
         }
     }
 
     /// CPUs of a cpumap.
     fn cpumap(self, setting: &CompareSetting) -> Option<String> {
-        let (here, there) = (setting.cpus.here, setting.cpus.there);
+        let CompareCpus { sender, receiver } = setting.cpus;
         match self {
             Self::Off | Self::Rps | Self::RpsBoth | Self::Rfs => None,
-            Self::Cpumap => Some(there.to_string()),
-            Self::CpumapBoth => Some(format!("{here},{there}")),
+            Self::Cpumap => Some(receiver.to_string()),
+            Self::CpumapBoth => Some(format!("{sender},{receiver}")),
         }
     }
 }
@@ -78,7 +79,9 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
     let mut add = |group, author, name: &str, turn: FloodTurn| {
         let network = std::rc::Rc::clone(&network);
         let measure = move || measure(setting, &network, &turn);
-        subjects.push(Subject::new(group, author, name, QUANTITIES, measure));
+        let length = TurnLength::window(setting.window);
+        let group = SubjectGroup { name: group, metrics: QUANTITIES, turn: length };
+        subjects.push(Subject::new(group, author, name, measure));
     };
     for (name, mode, steering) in [
         ("kernel, blocking", "block", FloodSteering::Off),
@@ -139,7 +142,7 @@ fn measure(
     turn: &FloodTurn,
 ) -> Result<TurnFigures, String> {
     let (window, warm_up) = (setting.window.as_millis(), setting.warm_up.as_millis());
-    let (here, there) = (setting.cpus.here, setting.cpus.there);
+    let CompareCpus { sender: sends_on, receiver: receives_on } = setting.cpus;
     let _restored = network.steer(RECEIVER, &turn.steering.kernel(setting))?;
     let _cpumap = match turn.steering.cpumap(setting) {
         None => None,
@@ -154,14 +157,15 @@ fn measure(
             ]))?)
         }
     };
-    let cpus = if turn.on_both { format!("{there},{here}") } else { there.to_string() };
+    let cpus =
+        if turn.on_both { format!("{receives_on},{sends_on}") } else { receives_on.to_string() };
     let mut command = receiver(setting, network, &turn.receiver)?;
     command.args(["--device", RECEIVER.device, "--cpus", &cpus, "--port", PORT]);
     command.args(["--warm-up", &warm_up.to_string(), "--window", &window.to_string()]);
     // Compiled, if need be, before the receiver waits.
     let mut flood = network.inside(SENDER.namespace, setting.peers.program(Peer::Flood)?);
     let mut receiver = StartedProgram::start(&mut command)?;
-    flood.args(["--device", SENDER.device, "--cpus", &here.to_string(), "--port", PORT]);
+    flood.args(["--device", SENDER.device, "--cpus", &sends_on.to_string(), "--port", PORT]);
     flood.args(["--to", turn.to, "--flows", &setting.flows.to_string()]);
     flood.args(["--mode", if setting.is_skewed { "zipf" } else { "even" }]);
     let _flood = StartedProgram::start(&mut flood)?;

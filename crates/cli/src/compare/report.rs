@@ -5,11 +5,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
+use super::cpu::DISTURBED;
 use super::machine::MachineFacts;
-use super::subject::{Author, Better, Quantity, Subject};
+use super::subject::{Author, Better, Quantity, RequestCounts, Subject, SubjectGroup, TurnLength};
 use super::turns::Taken;
 use crate::bench::figures::RoundSpread;
 use crate::bench::pair::CacheClass;
+
+/// Class of a comparison without a turn at one cache distance.
+pub(super) const NO_CLASS: &str = "none";
 
 /// Report of a comparison.
 #[derive(Debug, Serialize)]
@@ -21,6 +25,7 @@ pub(super) struct CompareReport {
     pub(super) at: u64,
     pub(super) machine: MachineFacts,
     pub(super) rounds: u16,
+    /// Window as asked for; each comparison has its `turn`, which may be longer.
     pub(super) window_ms: u128,
     /// True if a signal has ended the comparison before its last turn.
     pub(super) is_interrupted: bool,
@@ -36,6 +41,10 @@ pub(super) struct Comparison {
     pub(super) metric: &'static str,
     pub(super) unit: &'static str,
     pub(super) better: Better,
+    /// Length of what each turn measures.
+    pub(super) turn: TurnLength,
+    /// First and last seed of what is drawn, one for each round; none if nothing is.
+    pub(super) seeds: Option<[u16; 2]>,
     /// Class of cache distance that the rows' figures are of: the one with the most samples; none if all of them moved.
     pub(super) class: String,
     pub(super) rows: Vec<CompareRow>,
@@ -51,7 +60,10 @@ pub(super) struct CompareRow {
     pub(super) spread: Option<RoundSpread>,
     /// Figures in all classes.
     pub(super) classes: BTreeMap<String, RoundSpread>,
-    /// Of a peer: Forebay's median, divided by this one, for each of Forebay's programs.
+    /// Requests that the figures are of, in all turns; none if no request can be lost.
+    pub(super) requests: Option<RequestCounts>,
+    /// Of a peer: Forebay's median, divided by this one, for each of Forebay's programs. None of a program that lost
+    /// more than [`LOST_PER_THOUSAND_MAX`](super::subject::LOST_PER_THOUSAND_MAX) of its requests.
     pub(super) ratios: BTreeMap<String, f64>,
     /// Reason why the subject has no figures, or no further ones.
     pub(super) reason: Option<String>,
@@ -77,7 +89,7 @@ impl CompareReport {
 
     /// Adds the figures of a kind.
     pub(super) fn add(&mut self, subjects: &[Subject<'_>], taken: &[Taken]) {
-        let mut groups: Vec<&'static str> = Vec::new();
+        let mut groups: Vec<SubjectGroup> = Vec::new();
         for subject in subjects {
             if !groups.contains(&subject.group) {
                 groups.push(subject.group);
@@ -85,38 +97,45 @@ impl CompareReport {
         }
         for group in groups {
             let of_group = || subjects.iter().zip(taken).filter(|(of, _)| of.group == group);
-            let metrics = of_group().next().map_or(&[][..], |(subject, _)| subject.metrics);
-            for metric in metrics {
+            let is_seeded = of_group().any(|(subject, _)| subject.is_seeded);
+            let seeds = is_seeded.then_some([1, self.rounds]);
+            for metric in group.metrics {
                 let rows =
                     of_group().map(|(subject, taken)| CompareRow::of(subject, taken, metric));
-                self.comparisons.push(Comparison::of(group, *metric, rows.collect()));
+                let comparison = Comparison::of(group, *metric, rows.collect());
+                self.comparisons.push(Comparison { seeds, ..comparison });
             }
         }
     }
 }
 
 impl Comparison {
-    fn of(group: &'static str, metric: Quantity, mut rows: Vec<CompareRow>) -> Self {
+    fn of(group: SubjectGroup, metric: Quantity, mut rows: Vec<CompareRow>) -> Self {
         let classes: BTreeSet<_> =
             rows.iter().flat_map(|row| row.classes.keys()).cloned().collect();
-        let classes = classes.into_iter().filter(|class| class != CacheClass::Moved.name());
+        let is_compared =
+            |class: &String| ![CacheClass::Moved.name(), DISTURBED].contains(&class.as_str());
+        let classes = classes.into_iter().filter(is_compared);
         let samples = |class: &String| -> usize {
             rows.iter().filter_map(|row| row.classes.get(class)).map(|spread| spread.n).sum()
         };
-        let class = classes.max_by_key(samples).unwrap_or_else(|| "none".to_owned());
+        let class = classes.max_by_key(samples).unwrap_or_else(|| NO_CLASS.to_owned());
         for row in &mut rows {
             row.spread = row.classes.get(&class).copied();
         }
-        let ours = rows.iter().filter(|row| row.author == Author::Forebay);
+        let is_ours = |row: &&CompareRow| row.author == Author::Forebay && row.has_answers();
+        let ours = rows.iter().filter(is_ours);
         let ours = ours.filter_map(|row| Some((row.program.clone(), row.spread?.median())));
         let ours: Vec<_> = ours.collect();
-        for row in rows.iter_mut().filter(|row| row.author == Author::Peer) {
+        let is_peer = |row: &&mut CompareRow| row.author == Author::Peer && row.has_answers();
+        for row in rows.iter_mut().filter(is_peer) {
             let Some(spread) = row.spread.filter(|spread| spread.median() > 0.0) else { continue };
             let ratio = |(name, median): &(String, f64)| (name.clone(), median / spread.median());
             row.ratios = ours.iter().map(ratio).collect();
         }
         let Quantity { name, unit, better } = metric;
-        Self { group, metric: name, unit, better, class, rows }
+        let SubjectGroup { name: group, turn, .. } = group;
+        Self { group, metric: name, unit, better, turn, seeds: None, class, rows }
     }
 }
 
@@ -130,14 +149,21 @@ impl CompareRow {
             }
         }
         let classes = classes.into_iter().map(|(class, values)| (class, RoundSpread::of(&values)));
+        let requests = taken.samples.iter().filter_map(|(sample, _)| sample.requests);
         Self {
             program: subject.name.clone(),
             author: subject.author,
             spread: None,
             classes: classes.collect(),
+            requests: requests.reduce(RequestCounts::and),
             ratios: BTreeMap::new(),
             reason: taken.failed.clone(),
         }
+    }
+
+    /// True unless so many of its requests are lost that it is not compared.
+    fn has_answers(&self) -> bool {
+        !self.requests.is_some_and(RequestCounts::are_too_few_answered)
     }
 }
 
@@ -148,9 +174,10 @@ pub(super) fn made_up() -> CompareReport {
 
     const QUANTITIES: &[Quantity] =
         &[Quantity { name: "received", unit: "kpps", better: Better::More }];
-    let subject = |author, name: &str| {
-        Subject::new("UDP socket", author, name, QUANTITIES, || Ok(TurnFigures::default()))
-    };
+    let turn = TurnLength::WindowMs(3000);
+    let group = SubjectGroup { name: "UDP socket", metrics: QUANTITIES, turn };
+    let subject =
+        |author, name: &str| Subject::seeded(group, author, name, |_| Ok(TurnFigures::default()));
     let taken = |values: &[(f64, &'static str)]| Taken {
         samples: values
             .iter()
@@ -189,7 +216,53 @@ pub(super) fn made_up() -> CompareReport {
 mod tests {
     use serde_json::json;
 
+    use super::super::subject::TurnFigures;
+
     use super::*;
+
+    const RECEIVED: Quantity = Quantity { name: "received", unit: "kpps", better: Better::More };
+    const GROUP: SubjectGroup =
+        SubjectGroup { name: "UDP socket", metrics: &[RECEIVED], turn: TurnLength::WindowMs(400) };
+
+    #[test]
+    fn cmp_5_lost_requests_leave_no_ratio() {
+        let row = |author, name: &str, answered| CompareRow {
+            program: name.to_owned(),
+            author,
+            spread: None,
+            classes: BTreeMap::from([("far_l3".to_owned(), RoundSpread::of(&[4.0]))]),
+            requests: Some(RequestCounts { sent: 1000, answered }),
+            ratios: BTreeMap::new(),
+            reason: None,
+        };
+        let compared = Comparison::of(
+            GROUP,
+            RECEIVED,
+            vec![
+                row(Author::Peer, "kernel", 995),
+                row(Author::Peer, "libxdp", 994),
+                row(Author::Forebay, "forebay", 1000),
+                row(Author::Forebay, "forebay, lossy", 900),
+            ],
+        );
+        let ratios = compared.rows.iter().map(|row| row.ratios.keys().map(String::as_str));
+        let ratios: Vec<Vec<_>> = ratios.map(Iterator::collect).collect();
+        assert_eq!(ratios, [vec!["forebay"], vec![], vec![], vec![]]);
+        let row = serde_json::to_value(&compared.rows[1]).unwrap();
+        assert_eq!(row["requests"], json!({ "sent": 1000, "answered": 994 }));
+    }
+
+    #[test]
+    fn cmp_5_requests_of_turns_are_added() {
+        let subject = Subject::new(GROUP, Author::Peer, "kernel", || Ok(TurnFigures::default()));
+        let turn = |answered| {
+            let requests = RequestCounts { sent: 10, answered };
+            (TurnFigures::default().with_requests(requests), "far_l3")
+        };
+        let taken = Taken { samples: vec![turn(10), turn(7)], failed: None };
+        let row = CompareRow::of(&subject, &taken, &RECEIVED);
+        assert_eq!(row.requests, Some(RequestCounts { sent: 20, answered: 17 }));
+    }
 
     #[test]
     fn cmp_3_ratios_are_of_one_class() {
@@ -216,14 +289,19 @@ mod tests {
                 author,
                 spread: None,
                 classes: moved.clone(),
+                requests: None,
                 ratios: BTreeMap::new(),
                 reason: None,
             };
             vec![row(Author::Peer), row(Author::Forebay)]
         };
-        let metric = || Quantity { name: "received", unit: "kpps", better: Better::More };
-        let all_moved = Comparison::of("UDP socket", metric(), samples(&[1.0, 2.0]));
-        assert_eq!(all_moved.class, "none");
+        let all_moved = Comparison::of(GROUP, RECEIVED, samples(&[1.0, 2.0]));
+        assert_eq!(all_moved.class, NO_CLASS);
+        let mut disturbed = samples(&[1.0]);
+        for row in &mut disturbed {
+            row.classes = BTreeMap::from([(DISTURBED.to_owned(), RoundSpread::of(&[1.0]))]);
+        }
+        assert_eq!(Comparison::of(GROUP, RECEIVED, disturbed).class, NO_CLASS);
         for row in &all_moved.rows {
             assert!(row.spread.is_none() && row.ratios.is_empty(), "{row:?}");
             assert_eq!(row.classes["moved"].n, 2);
@@ -232,7 +310,7 @@ mod tests {
         for row in &mut rows {
             row.classes.insert("far_l3".to_owned(), RoundSpread::of(&[4.0]));
         }
-        let few_stayed = Comparison::of("UDP socket", metric(), rows);
+        let few_stayed = Comparison::of(GROUP, RECEIVED, rows);
         assert_eq!((few_stayed.class.as_str(), few_stayed.rows[0].ratios.len()), ("far_l3", 1));
     }
 
@@ -251,6 +329,9 @@ mod tests {
         for fact in ["processor", "cpus", "is_virtual", "kernel", "compiler", "load"] {
             assert!(!report["machine"][fact].is_null(), "{fact}");
         }
+        let comparison = &report["comparisons"][0];
+        assert_eq!(comparison["turn"], json!({ "window_ms": 3000 }));
+        assert_eq!(comparison["seeds"], json!([1, 4]));
         assert_eq!((&report["is_interrupted"], &report["unprepared"]), (&json!(false), &json!({})));
     }
 }

@@ -35,7 +35,7 @@ impl Streams<'_> {
         warm_up_min: Duration,
         window_min: Duration,
     ) -> Result<Command, String> {
-        let mut command = self.program("bulk-receive", end, self.setting.cpus.there)?;
+        let mut command = self.program("bulk-receive", end, self.setting.cpus.receiver)?;
         let warm_up = self.setting.warm_up.max(warm_up_min);
         let window = self.setting.window.max(window_min);
         command.args(["--warm-up", &warm_up.as_millis().to_string()]);
@@ -45,7 +45,7 @@ impl Streams<'_> {
 
     /// Command of the sender.
     pub(super) fn sender(&self, end: StreamEnd<'_>, to: &str) -> Result<Command, String> {
-        let mut command = self.program("bulk-send", end, self.setting.cpus.here)?;
+        let mut command = self.program("bulk-send", end, self.setting.cpus.sender)?;
         command.args(["--to", to]);
         Ok(command)
     }

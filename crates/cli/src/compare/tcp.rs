@@ -17,7 +17,7 @@ use super::network::{
     AT_TAP, KernelSteering, Network, PORT, RECEIVER, SENDER, TAP, TO_RECEIVER, TO_TAP,
 };
 use super::receive::RFS_FLOWS;
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use super::subject::{Author, Better, Quantity, Subject, SubjectGroup, TurnFigures, TurnLength};
 
 const QUANTITIES: &[Quantity] = &[
     Quantity { name: "transactions", unit: "thousand/s", better: Better::More },
@@ -103,7 +103,7 @@ const STEERINGS: [(&str, TcpSteering); 3] =
 impl TcpSteering {
     /// State of the kernel's steering. A mask has both CPUs.
     fn kernel(self, setting: &CompareSetting) -> KernelSteering {
-        let mask = CpuList::new([setting.cpus.here, setting.cpus.there]);
+        let mask = CpuList::new([setting.cpus.sender, setting.cpus.receiver]);
         match self {
             Self::Off => KernelSteering::default(),
             Self::Rps => KernelSteering { mask, flows: 0 },
@@ -129,13 +129,15 @@ impl TcpSteering {
 pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
     let network = Rc::new(Network::pair()?);
     let mut subjects = Vec::new();
+    let turn = TurnLength::window(setting.window);
     for load in LOADS {
+        let group = SubjectGroup { name: load.group, metrics: QUANTITIES, turn };
         for (author, stack_name, stack) in STACKS {
             for (steering_name, steering) in STEERINGS {
                 let network = Rc::clone(&network);
                 let measure = move || measure(setting, &network, load, stack, steering);
                 let name = format!("{stack_name}, {steering_name}");
-                subjects.push(Subject::new(load.group, author, name, QUANTITIES, measure));
+                subjects.push(Subject::new(group, author, name, measure));
             }
         }
     }
@@ -174,7 +176,7 @@ fn server(
     steering: TcpSteering,
 ) -> Result<Command, String> {
     let mut command = network.own(RECEIVER.namespace, &format!("rpc-serve {}", load.service))?;
-    command.args(["--cpus", &format!("{},{}", setting.cpus.there, setting.cpus.here)]);
+    command.args(["--cpus", &format!("{},{}", setting.cpus.receiver, setting.cpus.sender)]);
     command.args(["--port", PORT]);
     match stack {
         TcpStack::Kernel => command.arg("--kernel"),
@@ -200,7 +202,7 @@ fn client(
         TcpStack::Tap => (RECEIVER.namespace, TO_TAP),
     };
     let mut command = network.own(namespace, "rpc-ask")?;
-    command.args(["--cpus", &setting.cpus.here.to_string(), "--port", PORT, "--to", to]);
+    command.args(["--cpus", &setting.cpus.sender.to_string(), "--port", PORT, "--to", to]);
     command.args(["--connections", &load.connections.to_string()]);
     command.args(["--warm-up", &setting.warm_up.as_millis().to_string()]);
     command.args(["--window", &setting.window.as_millis().to_string()]);

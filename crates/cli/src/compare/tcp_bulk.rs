@@ -14,7 +14,7 @@ use super::network::{
     AT_TAP, KernelSteering, Network, PORT, RECEIVER, SENDER, TAP, TO_RECEIVER, TO_TAP,
 };
 use super::streams::{StreamEnd, Streams, cpu_ms_per_gb, goodput};
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use super::subject::{Author, Better, Quantity, Subject, SubjectGroup, TurnFigures, TurnLength};
 
 const QUANTITIES: &[Quantity] = &[
     Quantity { name: "goodput", unit: "Gbit/s", better: Better::More },
@@ -64,18 +64,20 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
         network.segment(end.namespace, end.device, "off")?;
     }
     // Else the CPU of whoever acknowledges would process that for the sender, and send more.
-    let mask = CpuList::new([setting.cpus.here]);
+    let mask = CpuList::new([setting.cpus.sender]);
     network.steer(SENDER, &KernelSteering { mask, flows: 0 })?;
     let network = Rc::new(network);
     let mut subjects = Vec::new();
-    for (group, connections, compared) in LOADS {
+    let turn = TurnLength::window(setting.window.max(WINDOW));
+    let group = |name| SubjectGroup { name, metrics: QUANTITIES, turn };
+    for (load, connections, compared) in LOADS {
         for (author, name, stack) in STACKS {
             let network = Rc::clone(&network);
             let measure = move || {
                 let streams = Streams { setting, network: &network, port: PORT, connections };
                 over_veth(&streams, compared, stack)
             };
-            subjects.push(Subject::new(group, author, name, QUANTITIES, measure));
+            subjects.push(Subject::new(group(load), author, name, measure));
         }
     }
     for (name, offload) in TAP_OFFLOADS {
@@ -85,8 +87,8 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
             into_tap(&streams, offload)
         };
         let name = format!("forebay, TAP, {name}");
-        let group = "received over a TAP, 1 flow";
-        subjects.push(Subject::new(group, Author::Forebay, name, QUANTITIES, measure));
+        let group = group("received over a TAP, 1 flow");
+        subjects.push(Subject::new(group, Author::Forebay, name, measure));
     }
     Ok(subjects)
 }

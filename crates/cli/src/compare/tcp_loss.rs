@@ -1,7 +1,8 @@
 //! `compare tcp-loss`: goodput of bulk streams through a bridge that impairs frames, kernel to kernel
 //! and with Forebay at one end.
 //!
-//! The bridge joins two TAPs. All senders use CUBIC.
+//! The bridge joins two TAPs. All senders use CUBIC. In each round the bridge draws by another seed, the same for all
+//! programs.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,7 +11,9 @@ use super::CompareSetting;
 use super::child::StartedProgram;
 use super::network::{Network, PORT, RECEIVER, SENDER, TO_RECEIVER};
 use super::streams::{StreamEnd, Streams, goodput};
-use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+use super::subject::{
+    Author, Better, Quantity, RoundSeed, Subject, SubjectGroup, TurnFigures, TurnLength,
+};
 
 const GOODPUT: &[Quantity] = &[Quantity { name: "goodput", unit: "Mbit/s", better: Better::More }];
 const SHARE: &[Quantity] =
@@ -81,15 +84,20 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
     }
     let network = Rc::new(network);
     let mut subjects = Vec::new();
-    for (group, path) in PATHS {
+    let turn = TurnLength::window(setting.window.max(WINDOW));
+    for (name, path) in PATHS {
+        let group = SubjectGroup { name, metrics: GOODPUT, turn };
         for (author, name, stacks) in [
             (Author::Peer, "kernel to kernel", [Stack::Kernel, Stack::Kernel]),
             (Author::Forebay, "forebay to kernel", [Stack::Own, Stack::Kernel]),
             (Author::Forebay, "kernel to forebay", [Stack::Kernel, Stack::Own]),
         ] {
             let network = Rc::clone(&network);
-            let measure = move || measure(setting, &network, path, stacks);
-            subjects.push(Subject::new(group, author, name, GOODPUT, measure));
+            let measure = move |seed| {
+                let _bridge = bridge(&network, path, seed)?;
+                measure(setting, &network, stacks)
+            };
+            subjects.push(Subject::seeded(group, author, name, measure));
         }
     }
     for (author, name, stack) in [
@@ -97,9 +105,12 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
         (Author::Forebay, "forebay, beside kernel", Stack::Own),
     ] {
         let network = Rc::clone(&network);
-        let measure = move || share(setting, &network, stack);
-        let group = "4 flows beside 4 of the kernel";
-        subjects.push(Subject::new(group, author, name, SHARE, measure));
+        let measure = move |seed| {
+            let _bridge = bridge(&network, SHARED, seed)?;
+            share(setting, &network, stack)
+        };
+        let group = SubjectGroup { name: "4 flows beside 4 of the kernel", metrics: SHARE, turn };
+        subjects.push(Subject::seeded(group, author, name, measure));
     }
     Ok(subjects)
 }
@@ -107,10 +118,8 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
 fn measure(
     setting: &CompareSetting,
     network: &Network,
-    path: &str,
     [sender, receiver]: [Stack; 2],
 ) -> Result<TurnFigures, String> {
-    let _bridge = bridge(network, path)?;
     let streams = Streams { setting, network, port: PORT, connections: 1 };
     let mut receiver = receive(&streams, receiver)?;
     let _sender = send(&streams, sender)?;
@@ -120,7 +129,6 @@ fn measure(
 
 /// Share of four flows of a stack, beside four of the kernel.
 fn share(setting: &CompareSetting, network: &Network, stack: Stack) -> Result<TurnFigures, String> {
-    let _bridge = bridge(network, SHARED)?;
     let streams = |port| Streams { setting, network, port, connections: 4 };
     let ends = [(stack, streams(PORT)), (Stack::Kernel, streams(OTHER_PORT))];
     let mut receivers = Vec::new();
@@ -140,9 +148,15 @@ fn share(setting: &CompareSetting, network: &Network, stack: Stack) -> Result<Tu
 }
 
 /// Starts the bridge, and gives its ends to the namespaces.
-fn bridge(network: &Network, path: &str) -> Result<StartedProgram, String> {
-    let arguments =
-        format!("impair --device {} --device {} {path}", SENDER.device, RECEIVER.device);
+fn bridge(
+    network: &Network,
+    path: &str,
+    RoundSeed(seed): RoundSeed,
+) -> Result<StartedProgram, String> {
+    let arguments = format!(
+        "impair --seed {seed} --device {} --device {} {path}",
+        SENDER.device, RECEIVER.device
+    );
     let bridge = StartedProgram::start(&mut network.own(SENDER.namespace, &arguments)?)?;
     network.give(SENDER.namespace, RECEIVER)?;
     for (end, other) in [(SENDER, RECEIVER), (RECEIVER, SENDER)] {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::ProgressBar;
 
-use super::subject::{Subject, TurnFigures};
+use super::subject::{RoundSeed, Subject, TurnFigures};
 use crate::bench::pair::CacheClass;
 
 /// Rounds of a comparison.
@@ -29,15 +29,16 @@ pub(super) struct Taken {
 pub(super) fn take(subjects: &[Subject<'_>], rounds: &RoundPlan<'_>) -> Vec<Taken> {
     let mut taken: Vec<_> = subjects.iter().map(|_| Taken::default()).collect();
     let bar = ProgressBar::new(u64::from(rounds.count) * subjects.len() as u64);
-    'rounds: for round in 0..usize::from(rounds.count) {
+    'rounds: for round in 0..rounds.count {
+        let seed = RoundSeed(round + 1);
         for turn in 0..subjects.len() {
             // Each round begins with another subject, so that none always follows the same one.
-            let index = (round + turn) % subjects.len();
+            let index = (usize::from(round) + turn) % subjects.len();
             bar.set_message(subjects[index].name.clone());
             if rounds.is_interrupted.load(Ordering::Relaxed) {
                 break 'rounds;
             }
-            take_one(&subjects[index], &mut taken[index], rounds);
+            take_one(&subjects[index], &mut taken[index], rounds, seed);
             bar.inc(1);
         }
     }
@@ -50,12 +51,12 @@ pub(super) fn take(subjects: &[Subject<'_>], rounds: &RoundPlan<'_>) -> Vec<Take
     taken
 }
 
-fn take_one(subject: &Subject<'_>, taken: &mut Taken, rounds: &RoundPlan<'_>) {
+fn take_one(subject: &Subject<'_>, taken: &mut Taken, rounds: &RoundPlan<'_>, seed: RoundSeed) {
     if taken.failed.is_some() {
         return;
     }
     let before = (rounds.distance)();
-    match (subject.measure)() {
+    match (subject.measure)(seed) {
         Ok(sample) => taken.samples.push((sample, before.until((rounds.distance)()).name())),
         // The signal has ended the turn.
         Err(_) if rounds.is_interrupted.load(Ordering::Relaxed) => {}
@@ -65,21 +66,23 @@ fn take_one(subject: &Subject<'_>, taken: &mut Taken, rounds: &RoundPlan<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
-    use super::super::subject::{Author, Better, Quantity};
+    use super::super::subject::{Author, Better, Quantity, SubjectGroup, TurnLength};
     use super::*;
 
     const SPEED: &[Quantity] = &[Quantity { name: "speed", unit: "m/s", better: Better::More }];
+    const GROUP: SubjectGroup =
+        SubjectGroup { name: "g", metrics: SPEED, turn: TurnLength::WindowMs(1) };
 
     #[test]
     fn cmp_1_failed_subject_takes_no_further_turns() {
         let asked = Cell::new(0);
-        let fails = Subject::new("g", Author::Peer, "fails", SPEED, || {
+        let fails = Subject::new(GROUP, Author::Peer, "fails", || {
             asked.set(asked.get() + 1);
             Err("it is not there".to_owned())
         });
-        let works = Subject::new("g", Author::Forebay, "works", SPEED, || {
+        let works = Subject::new(GROUP, Author::Forebay, "works", || {
             Ok(TurnFigures::default().with("speed", 1.0))
         });
         let distance = &|| CacheClass::FarL3;
@@ -90,8 +93,24 @@ mod tests {
     }
 
     #[test]
+    fn cmp_1_rounds_have_seeds_of_their_own() {
+        let seeds = [const { RefCell::new(Vec::new()) }; 2];
+        let subjects = seeds.each_ref().map(|seeds: &RefCell<Vec<u16>>| {
+            Subject::seeded(GROUP, Author::Peer, "p", |RoundSeed(seed)| {
+                seeds.borrow_mut().push(seed);
+                Ok(TurnFigures::default())
+            })
+        });
+        let distance = &|| CacheClass::FarL3;
+        let rounds = RoundPlan { count: 3, distance, is_interrupted: &AtomicBool::new(false) };
+        take(&subjects, &rounds);
+        drop(subjects);
+        assert_eq!(seeds.map(RefCell::into_inner), [[1, 2, 3], [1, 2, 3]]);
+    }
+
+    #[test]
     fn cmp_2_interrupted_turns_have_a_reason() {
-        let subject = Subject::new("g", Author::Peer, "p", SPEED, || Ok(TurnFigures::default()));
+        let subject = Subject::new(GROUP, Author::Peer, "p", || Ok(TurnFigures::default()));
         let is_interrupted = &AtomicBool::new(true);
         let rounds = RoundPlan { count: 3, distance: &|| CacheClass::FarL3, is_interrupted };
         let taken = take(&[subject], &rounds);
@@ -101,7 +120,7 @@ mod tests {
     #[test]
     fn cmp_2_turn_that_signal_ends_keeps_others() {
         let (is_interrupted, turns) = (&AtomicBool::new(false), Cell::new(0));
-        let subject = Subject::new("g", Author::Peer, "p", SPEED, || {
+        let subject = Subject::new(GROUP, Author::Peer, "p", || {
             turns.set(turns.get() + 1);
             if turns.get() < 3 {
                 return Ok(TurnFigures::default().with("speed", 1.0));

@@ -2,8 +2,8 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -39,13 +39,10 @@ pub(super) fn find(name: &OsStr) -> Result<PathBuf, Failure> {
 
 /// Refuses a program that the library would have no effect on.
 pub(super) fn check(path: &Path) -> Result<(), Failure> {
+    regular(path)?;
     let program = interpreter(path)?.unwrap_or_else(|| path.to_owned());
-    let unreadable = |error: std::io::Error| {
-        let problem = format!("cannot read {}: {error}", program.display());
-        usage(&problem, "check that it is a program, and may be read")
-    };
-    let mode = fs::metadata(&program).map_err(unreadable)?.permissions().mode();
-    let bytes = fs::read(&program).map_err(unreadable)?;
+    let mode = regular(&program)?.permissions().mode();
+    let bytes = fs::read(&program).map_err(unreadable(&program))?;
     // The kernel marks no program of root as secure on account of them (`cap_bprm_creds_from_file`).
     let has_capabilities = !getuid().is_root() && has_file_capabilities(&program);
     match obstacle(&bytes, mode, has_capabilities) {
@@ -54,15 +51,28 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Metadata of a program. A pipe or a device is none, and might be read for ever.
+fn regular(program: &Path) -> Result<Metadata, Failure> {
+    let found = fs::metadata(program).map_err(unreadable(program))?;
+    if found.is_file() {
+        return Ok(found);
+    }
+    Err(unreadable(program)(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file")))
+}
+
+fn unreadable(program: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| {
+        let problem = format!("cannot read {}: {error}", program.display());
+        usage(&problem, "check that it is a program, and may be read")
+    }
+}
+
 /// Interpreter of a script.
 fn interpreter(path: &Path) -> Result<Option<PathBuf>, Failure> {
     let mut start = Vec::with_capacity(SCRIPT_BYTES);
     let read =
         File::open(path).and_then(|file| file.take(SCRIPT_BYTES as u64).read_to_end(&mut start));
-    read.map_err(|error| {
-        let problem = format!("cannot read {}: {error}", path.display());
-        usage(&problem, "check that it is a program, and may be read")
-    })?;
+    read.map_err(unreadable(path))?;
     let Some(line) = start.strip_prefix(b"#!") else { return Ok(None) };
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());

@@ -7,14 +7,14 @@ mod waits; //     waits in backlogs, over time
 mod moves; //     moves and held moves, over time
 mod delays; //    histograms of waits and of held moves
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_engine::timeline::Timeline;
 use forebay_sys::error::Error;
 
 use crate::failure::Failure;
+use crate::result_file;
 
 /// Draws one picture of a timeline.
 type Draw = fn(&Timeline) -> Result<String, chart::DrawError>;
@@ -32,31 +32,31 @@ pub(crate) fn paths(directory: &Path) -> Vec<PathBuf> {
     PICTURES.iter().map(|(name, _)| directory.join(name)).collect()
 }
 
-/// Files that the pictures of a run are drawn into. They are created before the run, so that one that
+/// Files that the pictures of a run are drawn into. They are checked before the run, so that one that
 /// cannot be written is reported before any packet is handled.
 pub(crate) struct PlotFiles {
-    files: Vec<(PathBuf, File)>,
+    paths: Vec<PathBuf>,
 }
 
 impl PlotFiles {
-    /// Creates the directory and its files.
+    /// Creates the directory, and checks that its files can be written.
     pub(crate) fn create(directory: &Path) -> Result<Self, Failure> {
         fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
-        let files = paths(directory).into_iter().map(|path| {
-            let file = File::create(&path).map_err(Error::file("create", &path))?;
-            Ok((path, file))
-        });
-        Ok(Self { files: files.collect::<Result<_, Error>>()? })
+        let paths = paths(directory);
+        for path in &paths {
+            result_file::check(path).map_err(Error::file("create", path))?;
+        }
+        Ok(Self { paths })
     }
 
     /// Draws all pictures.
     pub(crate) fn draw(self, timeline: &Timeline) -> Result<(), Failure> {
-        for ((path, mut file), (name, draw)) in self.files.into_iter().zip(PICTURES) {
+        for (path, (name, draw)) in self.paths.iter().zip(PICTURES) {
             let svg = draw(timeline).map_err(|error| {
                 let problem = format!("{name} cannot be drawn: {error}");
                 Failure::usage(problem, "this is a bug: please report it with the command")
             })?;
-            file.write_all(svg.as_bytes()).map_err(Error::file("write", &path))?;
+            result_file::write(path, svg.as_bytes()).map_err(Error::file("write", path))?;
         }
         Ok(())
     }

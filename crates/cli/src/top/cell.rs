@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use forebay_sys::cpu_list::CpuList;
+use ratatui::text::Span;
 
 use super::figures::{count, short, time};
 
@@ -88,17 +89,15 @@ impl Cell {
 
     /// Text for a column of `width` cells. A mark stands for what is cut off.
     pub(super) fn fitted(&self, width: usize, cut: Cut) -> String {
-        let fits = self.text.chars().count() <= width;
+        let fits = cells(&self.text) <= width;
         let text = self.shorter.as_ref().filter(|_| !fits).unwrap_or(&self.text);
-        let excess = text.chars().count().saturating_sub(width);
-        if excess == 0 {
+        if cells(text) <= width {
             return text.clone();
         }
-        let kept = width.saturating_sub(1);
-        let mark = (width > 0).then_some(MARK).into_iter();
+        let Some(kept) = width.checked_sub(1) else { return String::new() };
         match cut {
-            Cut::End => text.chars().take(kept).chain(mark).collect(),
-            Cut::Front => mark.chain(text.chars().skip(excess + 1)).take(width).collect(),
+            Cut::End => format!("{}{MARK}", front(text, kept)),
+            Cut::Front => format!("{MARK}{}", back(text, kept)),
         }
     }
 
@@ -110,6 +109,39 @@ impl Cell {
             _ => self.text.cmp(&other.text),
         }
     }
+}
+
+/// Cells of a terminal that a text takes: two for each wide character, as of Chinese.
+pub(super) fn cells(text: &str) -> usize {
+    text.chars().map(cells_of).sum()
+}
+
+fn cells_of(char: char) -> usize {
+    Span::raw(&*char.encode_utf8(&mut [0; 4])).width()
+}
+
+/// Longest beginning of a text that takes at most `room` cells.
+fn front(text: &str, room: usize) -> &str {
+    let mut left = room;
+    let is_beyond = |char: char| {
+        let fits = left.checked_sub(cells_of(char));
+        left = fits.unwrap_or(0);
+        fits.is_none()
+    };
+    let end = text.find(is_beyond).unwrap_or(text.len());
+    &text[..end]
+}
+
+/// Longest end of a text that takes at most `room` cells.
+pub(super) fn back(text: &str, room: usize) -> &str {
+    let mut left = room;
+    let is_beyond = |(_, char): &(usize, char)| {
+        let fits = left.checked_sub(cells_of(*char));
+        left = fits.unwrap_or(0);
+        fits.is_none()
+    };
+    let beyond = text.char_indices().rev().find(is_beyond);
+    &text[beyond.map_or(0, |(at, char)| at + char.len_utf8())..]
 }
 
 /// Part of a name.
@@ -153,6 +185,10 @@ mod tests {
             ("ab", 1, Cut::Front, "…"),
             ("ab", 0, Cut::Front, ""),
             ("ab", 0, Cut::End, ""),
+            ("ネット0/rx-1", 12, Cut::Front, "ネット0/rx-1"),
+            ("ネット0/rx-1", 9, Cut::Front, "…ト0/rx-1"),
+            ("ネット0/rx-1", 8, Cut::Front, "…0/rx-1"),
+            ("ネットワーク", 6, Cut::End, "ネッ…"),
         ] {
             assert_eq!(Cell::text(text).fitted(width, cut), shown, "{text}");
         }

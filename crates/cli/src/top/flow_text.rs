@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use super::cell::cells;
+
 /// Beginning of the line of a queue that has not seen the flow.
 const NOWHERE: &str = "  now:   nowhere";
 
@@ -12,7 +14,7 @@ const MOVES: &str = "  moves:";
 /// Indent of moves.
 const MOVE: &str = "    ";
 
-/// At most `lines_max` lines of at most `width` characters.
+/// At most `lines_max` lines of at most `width` cells.
 pub(super) fn lines(told: &[String], width: usize, lines_max: usize) -> Vec<String> {
     // The first line names the flow.
     let (key, queues) = parts(told.get(1..).unwrap_or_default());
@@ -65,9 +67,9 @@ fn parts(told: &[String]) -> (&[String], Vec<&[String]>) {
     (key, queues)
 }
 
-/// Lines of at most `width` characters, broken at blanks; all but the first are indented further.
+/// Lines of at most `width` cells, broken at blanks; all but the first are indented further.
 pub(super) fn wrapped(line: &str, width: usize) -> Vec<String> {
-    if line.chars().count() <= width {
+    if cells(line) <= width {
         return vec![line.to_owned()];
     }
     let indent = line.len() - line.trim_start().len();
@@ -75,9 +77,8 @@ pub(super) fn wrapped(line: &str, width: usize) -> Vec<String> {
     let mut lines = vec![blanks(indent)];
     let mut has_words = false;
     for word in line.split_whitespace() {
-        let last = lines
-            .last_mut()
-            .filter(|last| !has_words || last.chars().count() + 1 + word.chars().count() <= width);
+        let last =
+            lines.last_mut().filter(|last| !has_words || cells(last) + 1 + cells(word) <= width);
         match last {
             Some(last) if has_words => *last += &format!(" {word}"),
             Some(last) => *last += word,

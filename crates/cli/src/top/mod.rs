@@ -22,6 +22,7 @@ use forebay_control::FlowName;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
+use self::cell::cells;
 use self::model::History;
 use self::sampler::{Link, NoAnswer, Sampler};
 use self::screen::{End, Screen};
@@ -115,7 +116,13 @@ fn print_once(
 fn text(buffer: &Buffer) -> String {
     let rows = buffer.content.chunks(buffer.area.width.into());
     let line = |row: &[ratatui::buffer::Cell]| {
-        row.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned()
+        let (mut text, mut place) = (String::new(), 0);
+        while let Some(cell) = row.get(place) {
+            text += cell.symbol();
+            // A wide character takes the next cell, too.
+            place += cells(cell.symbol()).max(1);
+        }
+        text.trim_end().to_owned()
     };
     let lines: Vec<_> = rows.map(line).collect();
     lines.join("\n").trim_end().to_owned() + "\n"
@@ -130,4 +137,19 @@ fn failure(none: NoAnswer) -> Failure {
 fn interval(text: &str) -> Result<Duration, String> {
     let seconds: Option<f64> = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "it is from 0.1 to 3600".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::style::Style;
+
+    use super::*;
+
+    #[test]
+    fn top_2_printed_wide_names_keep_columns() {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 12, 2));
+        buffer.set_string(0, 0, "ネット0", Style::new());
+        buffer.set_string(9, 0, "5", Style::new());
+        assert_eq!(text(&buffer), "ネット0  5\n");
+    }
 }

@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{self, Clear, Paragraph, Row, Table, Widget, Wrap};
 
-use super::cell::Cell;
+use super::cell::{Cell, back, cells};
 use super::figures::{count, short, time, unit};
 use super::flow_text;
 use super::keys::KEYS;
@@ -244,9 +244,8 @@ impl View<'_> {
     fn prompt_line(&self, prompt: &Prompt, width: usize) -> Line<'static> {
         let title = prompt.title();
         // The end of a long text stays in sight.
-        let room = width.saturating_sub(title.chars().count() + 1);
-        let hidden = prompt.typed.chars().count().saturating_sub(room);
-        let typed: String = prompt.typed.chars().skip(hidden).collect();
+        let room = width.saturating_sub(cells(&title) + 1);
+        let typed = back(&prompt.typed, room).to_owned();
         Line::from(vec![Span::styled(title, self.palette.heading), typed.into(), "_".into()])
     }
 

@@ -148,6 +148,7 @@ fn what_is_saved_is_read_back() {
     let listed = |path: &str, value: &str, default: &str| ListedKnob {
         path: path.to_owned(),
         value: value.to_owned(),
+        requested: value.to_owned(),
         default: default.to_owned(),
         meaning: String::new(),
     };

@@ -13,8 +13,8 @@ use forebay_control::{
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::Change;
 use forebay_engine::{
-    BURST_REQUESTS_MAX, Config, DeviceQueues, Engine, QUESTIONS_MAX, Question, Settings,
-    VirtualCosts,
+    BURST_REQUESTS_MAX, CHANGES_MAX, Config, DeviceQueues, Engine, QUESTIONS_MAX, Question,
+    Settings, VirtualCosts,
 };
 use forebay_rx::delivery::Batch;
 use forebay_rx::flow_key::FlowKeyRules;
@@ -208,6 +208,22 @@ fn question_beyond_limit_is_refused() {
     }
 }
 
+/// A queue for which there is no place among the waiting changes.
+#[test]
+fn promise_8_refusal_names_what_was_set() {
+    let engine = engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap();
+    let control = Control::of(&engine);
+    for budget in 1..CHANGES_MAX {
+        control.change(Change::NetdevBudget(u32::try_from(budget).unwrap())).unwrap();
+    }
+    let refused = control.set_and_report("rps_flow_cnt", "64").unwrap_err();
+    assert_eq!(refused.errno, Errno::Busy);
+    assert!(refused.why.starts_with("eth0/rx-1/rps_flow_cnt cannot be \"64\": "), "{refused}");
+    assert!(refused.why.ends_with("; set before that: eth0/rx-0/rps_flow_cnt"), "{refused}");
+    let refused = control.set("rps_flow_cnt", "64").unwrap_err();
+    assert!(!refused.why.contains("set before that"), "{refused}");
+}
+
 #[test]
 fn saved_devices_start_next_run() {
     let directory = tempfile::tempdir().unwrap();
@@ -295,6 +311,42 @@ fn svc_1_typed_queue_stays_at_hangup() {
     assert_eq!(control.knob("netdev_budget").unwrap(), "200");
     read("").apply_changes(&reloaded.in_force, &control, &given);
     assert_eq!(masks(&control.settings())[2], "2", "no default either");
+}
+
+/// A mask whose second CPU does not run, and then runs again.
+#[test]
+fn svc_4_narrowed_mask_stays_as_requested() {
+    let directory = tempfile::tempdir().unwrap();
+    let read = |knobs: &str| knobs_file(directory.path(), knobs);
+    let control = control();
+    let mask = "sys/class/net/v.1/queues/rx-0/rps_cpus".to_owned();
+    control.set_online(CpuId(1), false).unwrap();
+    control.set("rps_cpus", "3").unwrap();
+    assert_eq!(control.read(&mask).unwrap(), "1\n");
+    let listed = list(&control).into_iter().find(|knob| knob.path == mask).unwrap();
+    assert_eq!((listed.value.as_str(), listed.requested.as_str()), ("1", "3"));
+    assert_eq!(ListedKnob::from_line(&listed.to_string()), Some(listed));
+    let file = read("cpu1.online = 1\n");
+    let reloaded = file.apply_changes(&read(""), &control, std::slice::from_ref(&mask));
+    assert!(reloaded.errors.is_empty() && reloaded.notes.is_empty(), "{reloaded:?}");
+    assert_eq!(control.read(&mask).unwrap(), "3\n");
+    let reloaded = read("cpu1.online = 0\n").apply_changes(&file, &control, &[mask]);
+    assert!(reloaded.errors.is_empty() && reloaded.notes.is_empty(), "{reloaded:?}");
+}
+
+#[test]
+fn svc_1_narrowed_mask_is_saved_as_requested() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("knobs.toml");
+    let control = control();
+    control.set_online(CpuId(1), false).unwrap();
+    for (queue, cpus) in [("eth0/rx-0", "3"), ("eth0/rx-1", "3"), ("v.1/rx-0", "2")] {
+        control.set(&format!("{queue}/rps_cpus"), cpus).unwrap();
+    }
+    config_file::save(&path, &list(&control)).unwrap();
+    let next = self::control();
+    ConfigFile::read(&path).unwrap().apply(&next, &[]).unwrap();
+    assert_eq!(masks(&next.settings()), ["3", "3", "2"]);
 }
 
 /// The second CPU is the last that runs, and refuses.

@@ -47,7 +47,7 @@ const BLOCK_BYTES: u32 = 128 << 10;
 /// empty, so the polling CPU may pause for 256 ms, or for 256 frames of 64 KiB. The block size does
 /// not change the rate: at 2.7 Mpps of 60 bytes no frame was lost.
 const BLOCKS: u32 = 256;
-/// Block timeout (`tp_retire_blk_tov`), the least possible. A lone frame waits about that long:
+/// Block time-out (`tp_retire_blk_tov`), the least possible. A lone frame waits about that long:
 /// 0.8 ms at the median.
 const RETIRE_MS: u32 = 1;
 /// Bounds of a slot's size. The slots of a queue have as much memory as the blocks would have:

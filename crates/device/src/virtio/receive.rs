@@ -453,7 +453,7 @@ impl VirtioReceiver {
         is_agreed && offloads.carry_into(packet).is_ok()
     }
 
-    /// Returns the state of an empty ring, with the timeout of a partial packet.
+    /// Returns the state of an empty ring, with the time-out of a partial packet.
     fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> RestOfChain {
         let Some(partial) = &self.partial else { return RestOfChain::Nothing };
         let until_ns = partial.since_ns.saturating_add(REST_NS);

@@ -77,6 +77,18 @@ impl DesiredCpus {
         table: &FlowTable,
         slot: SlotId,
     ) -> (CpuId, SteerReason) {
+        self.of_slot(hash, table, slot, || table.get(slot).current_cpu())
+    }
+
+    /// Desired CPU of a packet of a slot with that current CPU, and the reason.
+    #[inline]
+    pub(super) fn of_slot(
+        &self,
+        hash: FlowHash,
+        table: &FlowTable,
+        slot: SlotId,
+        current_cpu: impl FnOnce() -> CurrentCpu,
+    ) -> (CpuId, SteerReason) {
         let inline = (self.polling_cpu, SteerReason::Inline);
         if !hash.is_some() {
             return inline;
@@ -91,7 +103,7 @@ impl DesiredCpus {
             return (cpu, SteerReason::Balance);
         }
         let Some(cpu) = self.active.select(hash) else { return inline };
-        let cpu = match table.get(slot).current_cpu() {
+        let cpu = match current_cpu() {
             // A boundary of the map is inside the slot. Either side is right; the slot stays,
             // instead of moving back and forth with every packet.
             CurrentCpu::On(at) if at != cpu && self.straddles(table, slot, at) => at,

@@ -125,7 +125,9 @@ impl Steering {
         let moves = self.journal.moves();
         let moves = moves.filter(|moved| self.slot_of(moved.flow) == slot);
         let watch = self.watches.iter().find(|watch| watch.flow == flow);
-        let desired = self.desired_cpus.of(flow, &self.tables.now.slots, slot);
+        // Of the slot as its next packet will find it: it may not have been taken over from an older table.
+        let slots = &self.tables.now.slots;
+        let desired = self.desired_cpus.of_slot(flow, slots, slot, || at.current_cpu());
         let stay = self.stay_at(slot, at, flow);
         let stays = stay.packets > 0 && at.cpu().is_some_and(|cpu| cpu != desired.0);
         FlowState {

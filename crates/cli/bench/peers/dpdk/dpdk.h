@@ -17,6 +17,9 @@ static const char *const class_names[CLASSES] = {"smt_sibling", "same_l3", "far_
 
 struct samples { double values[SAMPLES_MAX]; int count; };
 
+// Median of the undisturbed repeats on one CPU; if every one was disturbed, of the first disturbed ones.
+struct solo { double median; int all_disturbed; };
+
 // Without huge pages if there are none: the result is the same, but for misses of the TLB.
 // The first CPU is the main one, whichever has the lower number.
 static inline void start_eal(const char *lcores)
@@ -71,7 +74,7 @@ static inline double calibrate(void)
 }
 
 // Repeats on one CPU until there are enough undisturbed ones, for `most_ns` at most.
-static inline double repeat_solo(double (*sample)(void), int reps, double most_ns)
+static inline struct solo repeat_solo(double (*sample)(void), int reps, double most_ns)
 {
 	struct samples kept = {.count = 0}, disturbed = {.count = 0};
 	double best = 1e18, began = now_ns();
@@ -85,7 +88,12 @@ static inline double repeat_solo(double (*sample)(void), int reps, double most_n
 		best = after < best ? after : best;
 		add(before > best * 1.35 || after > best * 1.35 ? &disturbed : &kept, value);
 	}
-	return median(kept.count ? &kept : &disturbed);
+	return (struct solo){median(kept.count ? &kept : &disturbed), !kept.count};
+}
+
+static inline void print_solo(struct solo of)
+{
+	printf("{\"median\":%.4f,\"all_disturbed\":%s}", of.median, of.all_disturbed ? "true" : "false");
 }
 
 // One cache line between two CPUs, there and back.
@@ -128,16 +136,17 @@ static inline int distance(void)
 	return best < 85 ? 0 : best < 260 ? 1 : 2;
 }
 
-// Repeats across two CPUs, filed by distance; prints the medians.
+// Repeats across two CPUs, filed by distance, until one has enough; prints the medians.
 static inline void repeat_pair(double (*sample)(void), int reps, double most_ns)
 {
 	static struct samples classes[CLASSES];
 	double began = now_ns();
-	int before = distance();
-	for (int round = 0; round < reps + WARM_UP && (round <= WARM_UP || now_ns() - began < most_ns); round++) {
+	int before = distance(), is_enough = 0;
+	for (int round = 0; !is_enough && (round <= WARM_UP || now_ns() - began < most_ns); round++) {
 		double value = sample();
-		int after = distance();
-		if (round >= WARM_UP) add(&classes[before == after ? before : MOVED], value);
+		int after = distance(), class = before == after ? before : MOVED;
+		if (round >= WARM_UP) add(&classes[class], value);
+		is_enough = class != MOVED && classes[class].count >= reps;
 		before = after;
 	}
 	printf("{\"classes\":{");

@@ -86,7 +86,9 @@ int main(int argc, char **argv)
 	putchar('{');
 	for (int i = 0; i < 3; i++) {
 		region = i == 0 ? GRO : i == 1 ? PARSE_GRO : ALL;
-		printf("\"%s\":{\"median\":%.4f},", names[i], repeat_solo(sample, options.flows, options.window_ms * 1e6));
+		printf("\"%s\":", names[i]);
+		print_solo(repeat_solo(sample, options.flows, options.window_ms * 1e6));
+		putchar(',');
 	}
 	printf("\"coalesce_ratio\":%.2f}\n", (double)frames_in / packets_out);
 	fflush(stdout);

@@ -48,12 +48,13 @@ int main(int argc, char **argv)
 		bytes[35] = i % 100;
 	}
 	uint32_t expected = RTE_PTYPE_L2_ETHER | RTE_PTYPE_L3_IPV4 | RTE_PTYPE_L4_UDP;
-	double median = repeat_solo(sample, options.flows, options.window_ms * 1e6);
+	struct solo result = repeat_solo(sample, options.flows, options.window_ms * 1e6);
 	if (packets[0]->packet_type != expected || packets[0]->l4_len != 8) {
 		fputs("rte_net_get_ptype did not find the headers\n", stderr);
 		_exit(1);
 	}
-	printf("{\"median\":%.4f}\n", median);
+	print_solo(result);
+	putchar('\n');
 	fflush(stdout);
 	_exit(0);
 }

@@ -56,7 +56,8 @@ int main(int argc, char **argv)
 			random = random * 6364136223846793005ull + 1442695040888963407ull;
 			tuples[i][at] = random >> 56;
 		}
-	printf("{\"median\":%.4f}\n", repeat_solo(sample, options.flows, options.window_ms * 1e6));
+	print_solo(repeat_solo(sample, options.flows, options.window_ms * 1e6));
+	putchar('\n');
 	fflush(stdout);
 	_exit(0);
 }

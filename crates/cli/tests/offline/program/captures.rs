@@ -196,6 +196,22 @@ fn errors_are_json_on_request() {
 }
 
 #[test]
+fn promise_3_endless_inputs_are_refused() {
+    let dir = WorkDir::new();
+    for (args, problem) in [
+        ("replay --script /dev/zero", "--script /dev/zero: it has more than 16384 KiB"),
+        ("replay --config /dev/zero", "cannot read /dev/zero: it has more than 1024 KiB"),
+        ("run --config /dev/zero", "cannot read /dev/zero: it has more than 1024 KiB"),
+        ("hash --vectors /dev/zero", "cannot read /dev/zero: it has more than 16384 KiB"),
+        ("exec lo --take udp:53 -- /dev/zero", "cannot read /dev/zero: it is not a regular file"),
+    ] {
+        let run = dir.run(args);
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
+        assert!(run.told.contains(problem), "{args}: {}", run.told);
+    }
+}
+
+#[test]
 fn one_is_not_many() {
     let dir = WorkDir::new();
     dir.write_one_flow("one.pcap", 1);

@@ -97,6 +97,9 @@ fn comparison_refuses_unknown_names_and_places() {
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
         assert!(run.told.contains(problem), "{args}: {}", run.told);
     }
+    fs::write(dir.path("all.svg"), "of an earlier run").unwrap();
+    let run = dir.run("compare cpu --only no-such-program --svg all.svg");
+    assert_eq!((run.code, dir.read("all.svg").as_str()), (Some(2), "of an earlier run"));
 }
 
 #[test]

@@ -121,6 +121,20 @@ fn plt_5_unwritable_pictures_are_named() {
 }
 
 #[test]
+fn plt_5_refused_run_keeps_pictures() {
+    let dir = WorkDir::new();
+    fs::create_dir(dir.path("p")).unwrap();
+    fs::write(dir.path("f"), "").unwrap();
+    fs::write(dir.path("p/shares.svg"), "of an earlier run").unwrap();
+    for command in ["replay --control f/s.sock", "sim waves --seed 1 --trace f"] {
+        let run = dir.run(&format!("{command} --plot p"));
+        assert_ne!(run.code, Some(0), "{command}");
+        assert_eq!(dir.read("p/shares.svg"), "of an earlier run", "{command}: {}", run.told);
+        assert_eq!(fs::read_dir(dir.path("p")).unwrap().count(), 1, "{command}");
+    }
+}
+
+#[test]
 fn plt_5_full_disk_is_told_after_report() {
     let dir = WorkDir::new();
     fs::create_dir(dir.path("p")).unwrap();
@@ -131,6 +145,10 @@ fn plt_5_full_disk_is_told_after_report() {
     assert!(run.told.contains("cannot write p/moves.svg: No space left"), "{}", run.told);
     assert!(run.told.contains("check that there is room"), "{}", run.told);
     assert!(dir.read("p/shares.svg").ends_with("</svg>\n"), "the others are drawn");
+    let run = dir.run("sim waves --seed 1 --plot p");
+    assert_eq!(run.code, Some(3), "{}", run.told);
+    assert!(run.stdout.contains("waves"), "{}", run.stdout);
+    assert!(run.told.contains("cannot write p/moves.svg: No space left"), "{}", run.told);
 }
 
 #[test]

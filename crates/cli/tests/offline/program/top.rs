@@ -124,7 +124,7 @@ fn top_5_unusable_call_is_refused() {
         ("top --control s.sock", 2, "give --once to print one view"),
         ("top --once --control s.sock", 3, "no run answers at s.sock"),
         ("top --once --interval 0", 2, "it is from 0.1 to 3600"),
-        ("top --once --follow 10.0.0.1", 2, "it has 1 addresses"),
+        ("top --once --follow 10.0.0.1", 2, "it takes two addresses, not 1"),
     ] {
         let run = dir.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(code), ""), "{args}: {}", run.told);

@@ -1,6 +1,8 @@
 //! Slots that contain a boundary of the map: they stay, instead of moving back and forth.
 
+use forebay_rx::CpuId;
 use forebay_rx::SteerReason::Rps;
+use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{CpuLoad, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadPolicy};
 
 use super::world::{CPUS, Flow, POLLING, Settings, World};
@@ -29,6 +31,23 @@ fn rps_4_border_slot_stays() {
             assert_eq!((counters.moves.get(), counters.stays.get()), (0, 0));
         }
     }
+}
+
+#[test]
+fn rfs_9_explanation_sees_older_table() {
+    let [low, high] = [(1, 0x1000_0001), (2, 0x6000_0001)].map(|(id, hash)| Flow { id, hash });
+    let mut world =
+        World::new(Settings { rps_cpus: 0b1110, rps_flow_cnt: 2, ..Settings::default() });
+    world.arrive(&[low, high]);
+    for rps_flow_cnt in [1, 2] {
+        world.set_rps_flow_cnt(rps_flow_cnt);
+        let state = world.intake.state_of(FlowHash(high.hash));
+        assert_eq!((state.cpu, state.desired), (Some(CpuId(1)), (CpuId(1), Rps)));
+    }
+    world.arrive(&[high]);
+    world.settle();
+    world.check();
+    assert_eq!(world.journal.ways(), [(1, Rps); 3]);
 }
 
 #[test]

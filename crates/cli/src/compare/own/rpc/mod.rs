@@ -58,6 +58,10 @@ pub(super) fn serve(args: &OwnArgs) -> Result<(), Failure> {
     let local = SocketAddr::from((Ipv4Addr::UNSPECIFIED, args.port));
     let cpus: Vec<CpuId> = args.cpus.iter().copied().map(CpuId).collect();
     let service = args.rpc.service;
+    // Else the kernel's stack, or ours, could have more CPUs than the other.
+    sys::keep_on(&cpus).map_err(|error| {
+        Failure::usage(format!("--cpus: {error}"), "give CPUs that this process may use")
+    })?;
     if args.rpc.kernel {
         let listener = std::net::TcpListener::bind(local).map_err(refused)?;
         let threads = threads::start(RpcListener::Kernel(listener), service, &cpus);
