@@ -1,11 +1,12 @@
 //! Files that results are written to: one that is there stays as it is until there is a result.
 
-use std::fs::{self, Metadata, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::fs::{Access, AtFlags, CWD, accessat, fstat};
 use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
@@ -19,6 +20,13 @@ pub(crate) fn check(path: &Path) -> io::Result<()> {
         Ok(found) if found.is_dir() => Err(Errno::ISDIR.into()),
         Ok(_) => allows(path, Access::WRITE_OK),
         Err(error) if error.kind() == ErrorKind::NotFound && path.file_name().is_some() => {
+            if path.as_os_str().as_bytes().ends_with(b"/") {
+                return Err(Errno::ISDIR.into());
+            }
+            if is_link(path) {
+                File::create(path)?;
+                return fs::remove_file(path.canonicalize()?);
+            }
             allows(&directory_of(path), Access::WRITE_OK | Access::EXEC_OK)?;
             // Some file systems take no files, whoever asks.
             new_beside(path, None).map(drop).map_err(|error| error.kind().into())
@@ -28,19 +36,38 @@ pub(crate) fn check(path: &Path) -> io::Result<()> {
 }
 
 /// Writes a result: to a new file that takes the place of one that is there, with its owner, group and mode. What is no
-/// regular file, or has no room beside it, is written to itself.
+/// regular file, or cannot be replaced, is written to itself; standard output behind what is there.
 pub(crate) fn write(path: &Path, result: &[u8]) -> io::Result<()> {
     let old = fs::metadata(path).ok();
-    // A link stays.
-    let real = if old.is_some() { path.canonicalize()? } else { path.to_owned() };
-    let is_link = fs::symlink_metadata(&real).is_ok_and(|found| found.is_symlink());
-    if is_link || old.as_ref().is_some_and(|old| !old.is_file()) {
-        return fs::write(path, result);
+    if old.as_ref().is_some_and(is_standard_output) {
+        let mut output = io::stdout().lock();
+        return output.write_all(result).and_then(|()| output.flush());
     }
+    // A link stays.
+    let real = if old.is_some() { path.canonicalize().ok() } else { Some(path.to_owned()) };
+    let is_regular = old.as_ref().is_none_or(Metadata::is_file);
+    let Some(real) = real.filter(|real| is_regular && !is_link(real)) else {
+        return fs::write(path, result);
+    };
     let Ok(mut new) = new_beside(&real, old.as_ref()) else { return fs::write(path, result) };
     new.write_all(result)?;
-    new.persist(&real).map_err(|failed| failed.error)?;
-    Ok(())
+    match new.persist(&real) {
+        Ok(_) => Ok(()),
+        // A mount point, as a file that a container was given.
+        Err(_) => fs::write(path, result),
+    }
+}
+
+fn is_standard_output(found: &Metadata) -> bool {
+    fstat(io::stdout()).is_ok_and(|output| {
+        // A device is written to anew.
+        !found.file_type().is_char_device()
+            && (output.st_dev, output.st_ino) == (found.dev(), found.ino())
+    })
+}
+
+fn is_link(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
 }
 
 fn new_beside(path: &Path, old: Option<&Metadata>) -> io::Result<NamedTempFile> {
@@ -63,6 +90,8 @@ fn directory_of(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -82,9 +111,24 @@ mod tests {
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("a.svg"));
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
         symlink("b.svg", &dangling).unwrap();
+        check(&dangling).unwrap();
+        assert!(!dangling.exists());
         write(&dangling, b"of a link").unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("b.svg")).unwrap(), "of a link");
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 4);
+    }
+
+    /// What a process substitution gives: the name that its link tells is no path.
+    #[test]
+    fn pipe_takes_result_by_number() {
+        let (mut from, into) = io::pipe().unwrap();
+        let path = PathBuf::from(format!("/proc/self/fd/{}", into.as_raw_fd()));
+        check(&path).unwrap();
+        write(&path, b"picture").unwrap();
+        drop(into);
+        let mut read = String::new();
+        from.read_to_string(&mut read).unwrap();
+        assert_eq!(read, "picture");
     }
 
     #[test]
@@ -94,6 +138,10 @@ mod tests {
         assert_eq!(kind(dir.path()), ErrorKind::IsADirectory);
         assert_eq!(kind(&dir.path().join("none/a.svg")), ErrorKind::NotFound);
         assert_eq!(kind(Path::new("")), ErrorKind::NotFound);
+        assert_eq!(kind(&dir.path().join("none/")), ErrorKind::IsADirectory);
+        symlink("absent/a.svg", dir.path().join("link")).unwrap();
+        assert_eq!(kind(&dir.path().join("link")), ErrorKind::NotFound);
+        fs::remove_file(dir.path().join("link")).unwrap();
         assert!(check(Path::new("/proc/a.svg")).is_err());
         check(&dir.path().join("a.svg")).unwrap();
         check(Path::new("/dev/null")).unwrap();

@@ -286,7 +286,7 @@ fn restore(control: &Control, path: &str, knobs: &[ListedKnob]) {
 /// True if the same is requested for the knob now, or it cannot be read.
 fn is_as_requested(control: &Control, before: &ListedKnob) -> bool {
     let now = control.tree().file(&before.path).and_then(|file| control.requested(file));
-    now.is_ok_and(|now| now.trim_end() == before.requested)
+    now.map_or(true, |now| now.trim_end() == before.requested)
 }
 
 /// Adds the values of a table, each with its offset in the text. `above` is the prefix for the

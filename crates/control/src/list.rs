@@ -37,9 +37,12 @@ pub fn list(control: &Control) -> Vec<ListedKnob> {
     let mut defaults = Defaults { control, rps_cpus: None };
     let listed = tree.files().filter(|(_, file)| file.is_listed()).map(|(path, file)| {
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
+        let now = control.read_file(file).map(value).unwrap_or_default();
+        let is_in_part = matches!(file, File::Knob(Knob::RpsCpus, _));
+        let requested = is_in_part.then(|| control.requested(file).map(value).unwrap_or_default());
         ListedKnob {
-            value: control.read_file(file).map(value).unwrap_or_default(),
-            requested: control.requested(file).map(value).unwrap_or_default(),
+            requested: requested.unwrap_or_else(|| now.clone()),
+            value: now,
             default: defaults.of(name).unwrap_or_default(),
             meaning: meaning(file).to_owned(),
             path,

@@ -43,7 +43,7 @@ pub(super) struct Comparison {
     pub(super) better: Better,
     /// Length of what each turn measures.
     pub(super) turn: TurnLength,
-    /// First and last seed of what is drawn, one for each round; none if nothing is.
+    /// First and last seed of what is drawn, one for each round that is planned; none if nothing is.
     pub(super) seeds: Option<[u16; 2]>,
     /// Class of cache distance that the rows' figures are of: the one with the most samples; none if all of them moved.
     pub(super) class: String,

@@ -113,7 +113,7 @@ impl Cell {
 
 /// Cells of a terminal that a text takes: two for each wide character, as of Chinese.
 pub(super) fn cells(text: &str) -> usize {
-    text.chars().map(cells_of).sum()
+    Span::raw(text).width()
 }
 
 fn cells_of(char: char) -> usize {
