@@ -41,9 +41,8 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
             | libc::SO_NO_CHECK
             | libc::SO_REUSEPORT
             | libc::SO_TIMESTAMP => (Values::Switch, 0),
-            libc::SO_PRIORITY | libc::SO_MARK | libc::SO_TIMESTAMPING => (Values::Any, 0),
+            libc::SO_PRIORITY | libc::SO_MARK => (Values::Any, 0),
             libc::SO_MAX_PACING_RATE => (Values::Any, -1),
-            libc::SO_ZEROCOPY => (Values::Within(0..=1), 0),
             libc::SO_BSDCOMPAT => (Values::Fixed, 0),
             libc::SO_SNDLOWAT => (Values::Constant, 1),
             _ => return None,

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use forebay_stack::tcp::kernel_form::{listener_info, retransmissions_in, seconds_of, tcp_info};
 use forebay_stack::tcp::{
-    Algorithm, FastOpenKeys, FastOpenOptions, TcpConfig, TcpInfo, TcpOptions,
+    Algorithm, FastOpenKeys, FastOpenOptions, TcpConfig, TcpInfo, TcpOptions, Timestamping,
 };
 
 use crate::calls::Shim;
@@ -109,6 +109,17 @@ impl Shim {
             }
             libc::SO_REUSEADDR => {
                 self.lock().entry(fd)?.reuses_address = number? != 0;
+                Ok(0)
+            }
+            libc::SO_ZEROCOPY => {
+                let on = within(number, 0..=1)? != 0;
+                self.set_options(fd, |options| options.zero_copy = on)
+            }
+            libc::SO_TIMESTAMPING => {
+                let timestamping = Timestamping(number?.cast_unsigned());
+                let mut state = self.lock();
+                let socket = state.entry(fd)?.socket;
+                state.host.call(|tcp, out| tcp.set_timestamping(socket, timestamping, out))?;
                 Ok(0)
             }
             libc::SO_PASSCRED => Err(Errno(libc::EOPNOTSUPP)),
@@ -341,6 +352,8 @@ impl Shim {
                 int(error.map_or(0, |error| u64::from(Errno::from(error).0.cast_unsigned())))
             }
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(options.keepalive.into()),
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => int(options.zero_copy.into()),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => int(options.timestamping.0.into()),
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(entry.reuses_address.into()),
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(entry.listens.into()),
             (libc::SOL_SOCKET, libc::SO_TYPE) => int(1),

@@ -2,6 +2,7 @@
 
 use super::config::{DEFAULT_MSS, DUP_THRESHOLD, INITIAL_CWND, RTO_INITIAL_US};
 use super::connection::{Phase, State, TcpInfo, WindowScales};
+use super::error_queue::{SentEvent, TcpReport};
 use super::machine::Listening;
 
 /// `TCP_CLOSE`, the state of what is not connected.
@@ -93,6 +94,35 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     form.put(200, &tally.bytes_sent.to_ne_bytes());
     form.put(208, &tally.bytes_retrans.to_ne_bytes());
     form.0
+}
+
+/// `SO_EE_ORIGIN_TIMESTAMPING`, `SO_EE_ORIGIN_ZEROCOPY` and `SO_EE_CODE_ZEROCOPY_COPIED`.
+const TIMESTAMPING: u8 = 4;
+const ZERO_COPY: u8 = 5;
+const COPIED: u8 = 1;
+/// Error of a report of a time (`ENOMSG`).
+const NO_MESSAGE: u32 = 42;
+
+/// `struct sock_extended_err` of a report.
+#[must_use]
+pub fn extended_error(report: &TcpReport) -> [u8; 16] {
+    let (error, origin, code, info, data) = match *report {
+        TcpReport::ZeroCopy { first, last } => (0, ZERO_COPY, COPIED, first, last),
+        TcpReport::Time { event, byte, .. } => {
+            let event = match event {
+                SentEvent::Sent => 0,
+                SentEvent::Scheduled => 1,
+                SentEvent::Acknowledged => 2,
+            };
+            (NO_MESSAGE, TIMESTAMPING, 0, event, byte)
+        }
+    };
+    let mut form = [0; 16];
+    form[..4].copy_from_slice(&error.to_ne_bytes());
+    (form[4], form[6]) = (origin, code);
+    form[8..12].copy_from_slice(&u32::to_ne_bytes(info));
+    form[12..].copy_from_slice(&data.to_ne_bytes());
+    form
 }
 
 /// `struct tcp_info` of a listener: its queue of connections, and how many may wait there.

@@ -258,6 +258,7 @@ impl Connection {
         }
         self.send.una = ack;
         self.send.queue.acknowledge(ack);
+        self.report_acknowledged(ack, cx.now_us);
         if self.send.search.is_some() {
             self.acknowledge_mtu_probe(ack, cx);
         }

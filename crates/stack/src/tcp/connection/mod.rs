@@ -29,6 +29,7 @@ mod send; //        what may be sent now
 mod pacing; //      when it may be sent, by the rate
 mod transmit; //    one segment, with its options
 mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
+mod reports; //     what the error queue tells
 mod icmp; //        errors from the path
 mod mtu_search; //  the largest packet of the path, by probes
 mod calls; //       the application's calls
@@ -66,6 +67,7 @@ use super::config::TcpConfig;
 use super::congestion::Congestion;
 use super::counters::TcpCounters;
 use super::error::TcpError;
+use super::error_queue::ErrorQueue;
 use super::fast_open::FastOpenCache;
 use super::flow::{Flow, PackedFlow};
 use super::invalid_limit::InvalidLimit;
@@ -270,6 +272,7 @@ pub(super) struct Connection {
     error: Option<TcpError>,
     /// Error of the path that is not fatal (`sk_err_soft`).
     soft_error: Option<TcpError>,
+    errors: OnDemand<ErrorQueue>,
     opening: Opening,
     /// True once no application holds the connection (`SOCK_DEAD`).
     is_orphan: bool,
@@ -359,6 +362,7 @@ impl Connection {
         self.timers.clear();
         self.sent.release();
         self.send.queue.acknowledge(self.send.queue.end());
+        self.report_end();
         self.receive.queue.drop_out_of_order(cx.pool);
         if self.is_orphan {
             self.receive.queue.clear(cx.pool);

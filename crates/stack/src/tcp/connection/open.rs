@@ -120,6 +120,7 @@ impl Connection {
             shut: Shut::default(),
             error: None,
             soft_error: None,
+            errors: OnDemand::default(),
             opening: Opening::default(),
             is_orphan: false,
             invalid_limit: InvalidLimit::default(),

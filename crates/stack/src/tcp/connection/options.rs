@@ -2,7 +2,7 @@
 
 use std::num::{NonZeroU8, NonZeroU32};
 
-use super::super::config::{Algorithm, TcpOptions};
+use super::super::config::{Algorithm, TcpOptions, Timestamping};
 use super::super::on_demand::{Initial, OnDemand};
 
 /// Options of a connection; see [`TcpOptions`].
@@ -36,6 +36,8 @@ pub(super) struct RareOptions {
     pub(super) defer_retries: u8,
     pub(super) unsent_limit: Option<NonZeroU32>,
     pub(super) min_ttl: u8,
+    pub(super) zero_copy: bool,
+    pub(super) timestamping: Timestamping,
     quick_acks: bool,
 }
 
@@ -56,6 +58,8 @@ impl RareOptions {
             defer_retries: options.defer_retries,
             unsent_limit: options.unsent_limit,
             min_ttl: options.min_ttl,
+            zero_copy: options.zero_copy,
+            timestamping: options.timestamping,
             quick_acks: options.quick_acks,
         }
     }
@@ -128,6 +132,8 @@ impl ConnectionOptions {
             tells_path_errors: self.tells_path_errors,
             unsent_limit: rare.unsent_limit,
             min_ttl: rare.min_ttl,
+            zero_copy: rare.zero_copy,
+            timestamping: rare.timestamping,
         }
     }
 }

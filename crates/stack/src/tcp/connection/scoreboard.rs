@@ -80,7 +80,8 @@ impl Ending {
     /// Ending of a segment with this one behind it.
     fn followed_by(self, next: Self) -> Self {
         let is_pushed = self.is_pushed() || next.is_pushed();
-        Self::of(PacketMarks { is_pushed, ends_record: next.ends_record() })
+        let ends_record = next.ends_record();
+        Self::of(PacketMarks { is_pushed, ends_record, ..PacketMarks::default() })
     }
 }
 

@@ -61,7 +61,7 @@ fn tcp_50_calls_are_answered_as_the_kernels() {
     let (client, sent) = begin(&mut pair, b"question");
     assert_eq!(sent, Err(TcpError::InProgress));
     let again = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
-        tcp.connect_with_data(client, ends, MTU, b"question", false, out)
+        tcp.connect_with_data(client, ends, MTU, b"question", WriteFlags::default(), out)
     };
     assert_eq!(pair.call(0, again), Err(TcpError::Already));
     accept(&mut pair, listener);

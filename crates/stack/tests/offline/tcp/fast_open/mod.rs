@@ -38,7 +38,7 @@ fn begin(pair: &mut Pair, bytes: &[u8]) -> (TcpSocket, Result<usize, TcpError>) 
     let ends = (pair.address(0, 0), pair.address(1, 80));
     let client = pair.hosts[0].tcp.socket().unwrap();
     let open = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
-        tcp.connect_with_data(client, ends, MTU, bytes, false, out)
+        tcp.connect_with_data(client, ends, MTU, bytes, WriteFlags::default(), out)
     };
     (client, pair.call(0, open))
 }
