@@ -159,6 +159,17 @@ fn write_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
     }
+    let raw = address_form(address);
+    // SAFETY: not null, and then a length of the caller.
+    let room = unsafe { *len } as usize;
+    let fits = room.min(raw.len());
+    bytes_mut(to, fits).copy_from_slice(&raw[..fits]);
+    // SAFETY: as above.
+    unsafe { *len = socklen_t::try_from(raw.len()).unwrap_or(0) };
+}
+
+/// `struct sockaddr_in` or `struct sockaddr_in6`.
+pub(crate) fn address_form(address: SocketAddr) -> Vec<u8> {
     let mut raw = Vec::new();
     match address {
         SocketAddr::V4(address) => {
@@ -175,12 +186,7 @@ fn write_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
             raw.resize(size_of::<sockaddr_in6>(), 0);
         }
     }
-    // SAFETY: not null, and then a length of the caller.
-    let room = unsafe { *len } as usize;
-    let fits = room.min(raw.len());
-    bytes_mut(to, fits).copy_from_slice(&raw[..fits]);
-    // SAFETY: as above.
-    unsafe { *len = socklen_t::try_from(raw.len()).unwrap_or(0) };
+    raw
 }
 
 fn flags_of(flags: c_int) -> Flags {

@@ -1,8 +1,11 @@
 //! Error queue of a connection (`sk_error_queue`): reports of what it sent.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 
 use super::config::Timestamping;
+use super::connection::IcmpMessage;
+use super::error::TcpError;
 use super::on_demand::Initial;
 use super::seq::Seq;
 
@@ -22,6 +25,16 @@ pub enum TcpReport {
         first: u32,
         /// Number of the last of them.
         last: u32,
+    },
+    /// ICMP error that ended an attempt to connect (`SO_EE_ORIGIN_ICMP`, `SO_EE_ORIGIN_ICMP6`). The kernel's report has
+    /// the quoted segment, too.
+    Path {
+        /// Error that the application is told.
+        error: TcpError,
+        /// Message that told it.
+        message: IcmpMessage,
+        /// Peer that the segment was for.
+        to: SocketAddr,
     },
     /// Time of the last byte of a write (`SO_EE_ORIGIN_TIMESTAMPING`).
     Time {
@@ -100,6 +113,10 @@ impl Initial for ErrorQueue {
 impl ErrorQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.reports.is_empty()
+    }
+
+    pub(super) fn first(&self) -> Option<&TcpReport> {
+        self.reports.front()
     }
 
     /// Oldest report. If others follow, pollers are woken again (`sock_dequeue_err_skb`).
@@ -221,6 +238,14 @@ impl ErrorQueue {
         }
     }
 
+    /// Reports an error of the path.
+    pub(super) fn report_error(&mut self, error: TcpError, message: IcmpMessage, to: SocketAddr) {
+        if self.reports.len() < REPORTS_MAX {
+            self.reports.push_back(TcpReport::Path { error, message, to });
+            self.wake();
+        }
+    }
+
     fn report_time(&mut self, event: SentEvent, seq: Seq, at_us: u64, options: Timestamping) {
         if self.reports.len() >= REPORTS_MAX {
             return;
@@ -324,7 +349,7 @@ mod tests {
             TcpReport::Time { event, at_us, byte, lacks_packet } => {
                 (event, at_us, byte, lacks_packet)
             }
-            TcpReport::ZeroCopy { .. } => panic!("{report:?}"),
+            _ => panic!("{report:?}"),
         });
         let expected = [
             (SentEvent::Scheduled, 6, 19, true),

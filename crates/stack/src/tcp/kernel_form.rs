@@ -2,6 +2,7 @@
 
 use super::config::{DEFAULT_MSS, DUP_THRESHOLD, INITIAL_CWND, RTO_INITIAL_US};
 use super::connection::{Phase, State, TcpInfo, WindowScales};
+use super::error::TcpError;
 use super::error_queue::{SentEvent, TcpReport};
 use super::machine::Listening;
 
@@ -96,18 +97,25 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     form.0
 }
 
-/// `SO_EE_ORIGIN_TIMESTAMPING`, `SO_EE_ORIGIN_ZEROCOPY` and `SO_EE_CODE_ZEROCOPY_COPIED`.
+/// `SO_EE_ORIGIN_ICMP`, `SO_EE_ORIGIN_ICMP6`, `SO_EE_ORIGIN_TIMESTAMPING`, `SO_EE_ORIGIN_ZEROCOPY` and
+/// `SO_EE_CODE_ZEROCOPY_COPIED`.
+const BY_ICMP: u8 = 2;
+const BY_ICMP_V6: u8 = 3;
 const TIMESTAMPING: u8 = 4;
 const ZERO_COPY: u8 = 5;
 const COPIED: u8 = 1;
 /// Error of a report of a time (`ENOMSG`).
 const NO_MESSAGE: u32 = 42;
 
-/// `struct sock_extended_err` of a report.
+/// `struct sock_extended_err` of a report, with the numbers of errors by `number_of`.
 #[must_use]
-pub fn extended_error(report: &TcpReport) -> [u8; 16] {
+pub fn extended_error(report: &TcpReport, number_of: impl Fn(TcpError) -> u32) -> [u8; 16] {
     let (error, origin, code, info, data) = match *report {
         TcpReport::ZeroCopy { first, last } => (0, ZERO_COPY, COPIED, first, last),
+        TcpReport::Path { error, message, to } => {
+            let origin = if to.is_ipv6() { BY_ICMP_V6 } else { BY_ICMP };
+            (number_of(error), origin, message.code, 0, 0)
+        }
         TcpReport::Time { event, byte, .. } => {
             let event = match event {
                 SentEvent::Sent => 0,
@@ -120,6 +128,9 @@ pub fn extended_error(report: &TcpReport) -> [u8; 16] {
     let mut form = [0; 16];
     form[..4].copy_from_slice(&error.to_ne_bytes());
     (form[4], form[6]) = (origin, code);
+    if let TcpReport::Path { message, .. } = report {
+        form[5] = message.kind;
+    }
     form[8..12].copy_from_slice(&u32::to_ne_bytes(info));
     form[12..].copy_from_slice(&data.to_ne_bytes());
     form

@@ -42,8 +42,8 @@ pub mod kernel_form; // what the kernel's calls read and write
 
 pub use config::{Algorithm, MtuProbing, SynCookies, TcpConfig, TcpOptions, Timestamping};
 pub use connection::{
-    BusyTime, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo,
-    WindowScales, WriteFlags,
+    BusyTime, IcmpMessage, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally,
+    TcpInfo, WindowScales, WriteFlags,
 };
 pub use counters::TcpCounters;
 pub use error::TcpError;

@@ -5,7 +5,7 @@ use std::slice;
 
 use libc::{epoll_event, loff_t, msghdr, pollfd, size_t, ssize_t};
 
-use super::{answer, answer_len, new_descriptor, shim};
+use super::{answer, answer_len, new_descriptor, shim, write_address};
 use crate::calls::{Flags, Shim};
 use crate::errno::Errno;
 use crate::pipes::PIPE_BYTES;
@@ -129,6 +129,10 @@ pub(super) fn report(shim: &Shim, fd: c_int, message: &mut msghdr) -> Result<usi
         place.copy_from_slice(&whole);
         at = (at + len.next_multiple_of(size_of::<usize>())).min(room);
     }
-    (message.msg_controllen, message.msg_flags, message.msg_namelen) = (at, flags, 0);
+    (message.msg_controllen, message.msg_flags) = (at, flags);
+    match report.peer {
+        Some(peer) => write_address(peer, message.msg_name, &raw mut message.msg_namelen),
+        None => message.msg_namelen = 0,
+    }
     Ok(0)
 }

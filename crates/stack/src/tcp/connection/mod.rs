@@ -46,7 +46,7 @@ use forebay_rx::packet::Packet;
 pub use busy_time::BusyTime;
 pub use calls::{ReadMode, Readiness};
 pub(super) use fast_open::FastConnect;
-pub use icmp::PathError;
+pub use icmp::{IcmpMessage, PathError};
 pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
 pub use recovery::Phase;

@@ -5,12 +5,32 @@ use super::super::error::TcpError;
 use super::super::error_queue::{ErrorQueue, TcpReport};
 use super::super::on_demand::OnDemand;
 use super::super::seq::Seq;
-use super::{Connection, WriteFlags};
+use super::{Connection, IcmpMessage, WriteFlags};
 
 impl Connection {
-    /// Oldest report of the error queue (`MSG_ERRQUEUE`).
+    /// Oldest report of the error queue (`MSG_ERRQUEUE`). The error that it tells, if any, is no longer the connection's: that
+    /// is the one of the next report (`sock_dequeue_err_skb`).
     pub(in crate::tcp) fn take_report(&mut self) -> Option<TcpReport> {
-        if self.errors.is_empty() { None } else { self.errors.take() }
+        if self.errors.is_empty() {
+            return None;
+        }
+        let report = self.errors.take();
+        let is_error = matches!(report, Some(TcpReport::Path { .. }));
+        match self.errors.first() {
+            Some(&TcpReport::Path { error, .. }) => self.error = Some(error),
+            _ if is_error => self.error = None,
+            _ => {}
+        }
+        report
+    }
+
+    /// Reports the error that ends an attempt to connect. Over IPv6 it is kept only if that was asked for
+    /// (`ip_icmp_error`, `ipv6_icmp_error`).
+    pub(super) fn report_path_error(&mut self, error: TcpError, message: IcmpMessage) {
+        let flow = self.flow();
+        if !flow.is_ipv6() || self.options.tells_path_errors {
+            self.errors.report_error(error, message, flow.theirs);
+        }
     }
 
     /// Error queue of a connection that ends, which its socket keeps.

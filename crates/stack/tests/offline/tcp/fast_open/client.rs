@@ -102,6 +102,7 @@ fn tcp_50_error_before_syn_is_ignored() {
             error: TcpError::Refused,
             ends_handshake: true,
             is_of_route: false,
+            message: IcmpMessage::default(),
         };
         if let Some(number) = number {
             pair.call(0, |tcp, out| tcp.receive_error(&flow, Seq(number), error, out));

@@ -6,8 +6,8 @@ use std::net::Shutdown;
 use std::sync::Arc;
 
 use forebay_stack::tcp::{
-    FastOpen, FastOpenOptions, ListenerQueues, PathError, Seq, State, Tcp, TcpConfig, TcpError,
-    TcpOut, TcpSocket, WriteFlags,
+    FastOpen, FastOpenOptions, IcmpMessage, ListenerQueues, PathError, Seq, State, Tcp, TcpConfig,
+    TcpError, TcpOut, TcpSocket, WriteFlags,
 };
 
 use super::forged::{Forged, bytes_of};
