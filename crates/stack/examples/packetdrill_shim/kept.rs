@@ -66,7 +66,6 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
             libc::TCP_INQ | libc::TCP_THIN_LINEAR_TIMEOUTS => (Values::Within(0..=1), 0),
             TCP_TX_DELAY => (Values::Within(0..=i32::MAX), 0),
             libc::TCP_SAVE_SYN => (Values::Within(0..=2), 0),
-            TCP_RTO_MAX_MS => (Values::Within(1000..=120_000), 120_000),
             // It is never on.
             libc::TCP_REPAIR => (Values::Within(0..=0), 0),
             libc::TCP_THIN_DUPACK => (Values::FixedWithin(0..=1), 0),
@@ -77,7 +76,6 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
 }
 
 const TCP_TX_DELAY: i32 = 37;
-const TCP_RTO_MAX_MS: i32 = 44;
 
 impl Kept {
     pub(crate) fn set(&mut self, name: Name, value: i32) -> Result<(), Errno> {

@@ -31,10 +31,12 @@ const MEMORY_SEND_BUFFER: usize = 3;
 const SO_MEMINFO: i32 = 55;
 /// Priorities by the bits of throughput and delay in `IP_TOS` (`ip_tos2prio`).
 const PRIORITIES: [i32; 4] = [0, 2, 6, 4];
-/// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
+/// Values that the kernel takes: seconds of keep-alive, counts, segment sizes, highest time-outs.
 const SECONDS: RangeInclusive<i32> = 1..=32_767;
 const COUNTS: RangeInclusive<i32> = 1..=127;
 const SEGMENTS: RangeInclusive<i32> = 88..=32_767;
+const RTO_MAX_MS: RangeInclusive<i32> = 1000..=120_000;
+const TCP_RTO_MAX_MS: i32 = 44;
 
 impl Shim {
     /// Sets an option whose value is these bytes.
@@ -264,6 +266,11 @@ impl Shim {
                 let wait_us = (linger != 0).then_some(seconds * 1_000_000);
                 self.set_options(fd, |options| options.fin_timeout_us = wait_us)
             }
+            TCP_RTO_MAX_MS => {
+                let max_us = within(number, RTO_MAX_MS)? * 1000;
+                let rto_max_us = std::num::NonZeroU32::new(max_us);
+                self.set_options(fd, |options| options.rto_max_us = rto_max_us)
+            }
             libc::TCP_DEFER_ACCEPT => {
                 let retries = retransmissions_in(number?.max(0).cast_unsigned());
                 self.set_options(fd, |options| options.defer_retries = retries)
@@ -391,6 +398,11 @@ impl Shim {
             (libc::IPPROTO_TCP, libc::TCP_CORK) => int(options.cork.into()),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 int(state.host.tcp.has_quick_acks(socket)?.into())
+            }
+            (libc::IPPROTO_TCP, TCP_RTO_MAX_MS) => {
+                let of_host = state.host.tcp.config().rto_max_us;
+                let max_us = options.rto_max_us.map_or(of_host, std::num::NonZeroU32::get);
+                int((max_us / 1000).into())
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => int(seconds_of(options.defer_retries)),
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => int(options.keepalive_idle_us / SECOND_US),

@@ -63,6 +63,8 @@ pub struct TcpConfig {
     /// Retransmissions after which a connection that the application has closed is given up
     /// (`tcp_orphan_retries`).
     pub orphan_retries: u8,
+    /// Highest retransmission time-out, from a second to two minutes, in µs (`tcp_rto_max_ms`).
+    pub rto_max_us: u32,
     /// Time that a closed connection waits for the peer's FIN, in µs (`tcp_fin_timeout`).
     pub fin_timeout_us: u64,
     /// Interval between two answers to invalid segments of a connection, in µs
@@ -160,6 +162,7 @@ impl TcpConfig {
         retries1: 3,
         retries2: 15,
         orphan_retries: 8,
+        rto_max_us: us_u32(RTO_MAX_US),
         fin_timeout_us: 60 * SECOND,
         invalid_ratelimit_us: SECOND / 2,
         rmem: (131_072, 32 << 20),
@@ -326,6 +329,9 @@ pub struct TcpOptions {
     pub fin_timeout_us: Option<u32>,
     /// Retransmissions of a SYN (`TCP_SYNCNT`).
     pub syn_retries: Option<NonZeroU8>,
+    /// Highest retransmission time-out, from a second to two minutes, in µs; `None` for that of the settings
+    /// (`TCP_RTO_MAX_MS`).
+    pub rto_max_us: Option<NonZeroU32>,
     /// SYN-ACKs that are sent again before a connection without data is accepted; 0 to accept at once
     /// (`TCP_DEFER_ACCEPT`).
     pub defer_retries: u8,
@@ -371,6 +377,7 @@ impl TcpOptions {
         window_clamp: None,
         fin_timeout_us: None,
         syn_retries: None,
+        rto_max_us: None,
         defer_retries: 0,
         congestion: None,
         quick_acks: true,
@@ -382,6 +389,13 @@ impl TcpOptions {
         zero_copy: false,
         timestamping: Timestamping(0),
     };
+}
+
+impl TcpOptions {
+    /// Highest retransmission time-out, in µs.
+    pub(super) fn rto_max_us(&self, config: &TcpConfig) -> u32 {
+        self.rto_max_us.map_or(config.rto_max_us, NonZeroU32::get)
+    }
 }
 
 impl Default for TcpOptions {

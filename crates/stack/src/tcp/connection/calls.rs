@@ -287,6 +287,9 @@ impl Connection {
         {
             self.receive.buffer.set_clamp(clamp.get(), self.receive.window);
         }
+        if options.rto_max_us != before.rto_max_us {
+            self.rtt.set_max(options.rto_max_us(cx.config));
+        }
         if options.congestion != before.congestion {
             let algorithm = options.congestion.unwrap_or(cx.config.congestion);
             self.congestion.set_algorithm(algorithm);

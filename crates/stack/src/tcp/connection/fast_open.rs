@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::{RTO_INITIAL_US, RTO_MAX_US};
+use super::super::config::RTO_INITIAL_US;
 use super::super::error::TcpError;
 use super::super::fast_open::{CookieOption, Refused};
 use super::super::receive_queue::Payload;
@@ -242,7 +242,7 @@ impl Connection {
             self.recovery.repair.retransmit_stamp_us = cx.now_us;
         }
         let wait_us = RTO_INITIAL_US << (timeouts + 1).min(7);
-        self.timers.set_retransmit(cx.now_us + wait_us.min(RTO_MAX_US));
+        self.timers.set_retransmit(cx.now_us + wait_us.min(self.rtt.max_us()));
     }
 
     /// The SYN-ACK, which was sent at `began_us`, is acknowledged (`tcp_rcv_synrecv_state_fastopen`).

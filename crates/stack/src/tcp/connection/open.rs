@@ -114,7 +114,7 @@ impl Connection {
             sent: OnDemand::default(),
             recovery: Recovery::new(sequence, config.reordering),
             congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
-            rtt: RoundTrip::default(),
+            rtt: RoundTrip::limited(options.rto_max_us(config)),
             delayed: DelayedAck::default(),
             timers: Timers::default(),
             shut: Shut::default(),

@@ -321,6 +321,12 @@ impl Tcp {
         self.config = config;
     }
 
+    /// Settings.
+    #[must_use]
+    pub fn config(&self) -> &TcpConfig {
+        &self.config
+    }
+
     /// Sets the place among other processes that listen on the same ports.
     pub fn divide(&mut self, place: Arc<dyn Division>) {
         self.division = Some(place);
