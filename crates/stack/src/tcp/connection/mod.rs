@@ -17,6 +17,7 @@ mod sacked; //      selective acknowledgements received
 mod plain; //       duplicate acknowledgements instead of those
 mod rack; //        losses found by time (RFC 8985)
 mod recovery; //    phases of loss recovery
+mod rate; //        the rate of delivery
 mod reduction; //   the congestion window: reduced, grown
 mod undo; //        reductions that proved unnecessary
 mod data; //        payload, FIN
@@ -59,6 +60,7 @@ use self::delayed_ack::DelayedAck;
 use self::fast_open::Opening;
 use self::mtu_search::MtuSearch;
 use self::options::ConnectionOptions;
+use self::rate::DeliveryRate;
 use self::recovery::Recovery;
 use self::scoreboard::Scoreboard;
 use self::timers::Timers;
@@ -282,6 +284,7 @@ pub(super) struct Connection {
     resent: Resent,
     tally: Tally,
     busy: BusyTime,
+    rate: DeliveryRate,
     /// Set when the rest is left to the table of TIME-WAIT.
     leaving: Option<Leaving>,
 }

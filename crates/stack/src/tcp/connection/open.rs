@@ -20,6 +20,7 @@ use super::busy_time::BusyTime;
 use super::fast_open::{FastConnect, Opening};
 use super::info::Resent;
 use super::options::ConnectionOptions;
+use super::rate::DeliveryRate;
 use super::scoreboard::Marks;
 use super::tally::Tally;
 use super::window::{ReceiveWindow, scale_for};
@@ -128,6 +129,7 @@ impl Connection {
             resent: Resent::default(),
             tally: Tally::default(),
             busy: BusyTime::default(),
+            rate: DeliveryRate::INITIAL,
             leaving: None,
         }
     }

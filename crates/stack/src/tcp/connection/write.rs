@@ -91,6 +91,7 @@ impl Connection {
         }
         self.check_reports(flags)?;
         self.restart_after_idle(cx);
+        self.note_application_limit();
         let appends = self.appends_to_zero_copy(flags);
         let len = self.fill_packets(bytes, flags, cx);
         let is_whole = len == bytes.len();
