@@ -5,7 +5,7 @@ use std::slice;
 
 use libc::{epoll_event, loff_t, msghdr, pollfd, size_t, ssize_t};
 
-use super::{answer, answer_len, new_descriptor, shim, write_address};
+use super::{answer, answer_len, bytes_mut, new_descriptor, shim, write_address};
 use crate::calls::{Flags, Shim};
 use crate::errno::Errno;
 use crate::pipes::PIPE_BYTES;
@@ -113,21 +113,18 @@ pub(super) extern "C" fn splice(
 /// Fills in a message with the oldest report of the error queue.
 pub(super) fn report(shim: &Shim, fd: c_int, message: &mut msghdr) -> Result<usize, Errno> {
     let report = shim.take_report(fd)?;
-    let control = message.msg_control.cast::<u8>();
-    let room = if control.is_null() { 0 } else { message.msg_controllen };
+    // As many bytes as the caller's buffer has.
+    let room = bytes_mut(message.msg_control, message.msg_controllen);
     let (mut at, mut flags) = (0, report.flags | libc::MSG_ERRQUEUE);
     for ((level, kind), data) in report.controls {
         let header = [level, kind].map(i32::to_ne_bytes).concat();
         let len = size_of::<usize>() + header.len() + data.len();
-        if room - at < len {
+        let Some(place) = room.get_mut(at..at + len) else {
             flags |= libc::MSG_CTRUNC;
             break;
-        }
-        let whole = [len.to_ne_bytes().as_slice(), &header, &data].concat();
-        // SAFETY: the caller's buffer has room for it, as was just checked.
-        let place = unsafe { slice::from_raw_parts_mut(control.add(at), len) };
-        place.copy_from_slice(&whole);
-        at = (at + len.next_multiple_of(size_of::<usize>())).min(room);
+        };
+        place.copy_from_slice(&[len.to_ne_bytes().as_slice(), &header, &data].concat());
+        at = (at + len.next_multiple_of(size_of::<usize>())).min(room.len());
     }
     (message.msg_controllen, message.msg_flags) = (at, flags);
     match report.peer {
