@@ -400,6 +400,7 @@ impl Stream {
                 is_urgent: mode.is_urgent && is_last,
                 more_follows: mode.more_follows || !is_last,
                 ends_record: mode.ends_record && is_last,
+                ..WriteFlags::default()
             };
             while !piece.is_empty() {
                 let waits = (!mode.dont_wait).then_some((&mut wait, done));

@@ -22,11 +22,14 @@ const SO_BUF_LOCK: i32 = 72;
 pub(crate) const SNDBUF_LOCK: i32 = 1;
 pub(crate) const RCVBUF_LOCK: i32 = 2;
 
+/// Option of Linux 6.15 and later.
+pub(crate) const TCP_RTO_MAX_MS: i32 = 44;
+
 /// Largest segment of a socket that has no limit set (`TCP_MSS_DEFAULT`).
 const MSS_DEFAULT: i32 = 536;
 
 /// Options that connections inherit from their listener, and that sockets of ours have.
-pub(crate) const INHERITED: [SocketOption; 22] = [
+pub(crate) const INHERITED: [SocketOption; 23] = [
     SocketOption::of_socket(libc::SO_KEEPALIVE),
     SocketOption::of_socket(libc::SO_LINGER),
     SocketOption::of_socket(libc::SO_OOBINLINE),
@@ -38,6 +41,7 @@ pub(crate) const INHERITED: [SocketOption; 22] = [
     SocketOption::of_tcp(libc::TCP_KEEPINTVL),
     SocketOption::of_tcp(libc::TCP_KEEPCNT),
     SocketOption::of_tcp(libc::TCP_USER_TIMEOUT),
+    SocketOption::of_tcp(TCP_RTO_MAX_MS),
     SocketOption::of_tcp(libc::TCP_LINGER2),
     SocketOption::of_tcp(libc::TCP_SYNCNT),
     SocketOption::of_tcp(libc::TCP_DEFER_ACCEPT),
@@ -51,12 +55,14 @@ pub(crate) const INHERITED: [SocketOption; 22] = [
     SocketOption::of_ipv6(libc::IPV6_TCLASS),
 ];
 
-/// Options that a connection has as one, for both families.
-const BY_FAMILY: [SocketOption; 4] = [
+/// Options that connections get only if the program has set them: those that a connection has as one, for both families, and
+/// one that few programs know.
+const IF_SET: [SocketOption; 5] = [
     SocketOption::of_ipv4(libc::IP_TOS),
     SocketOption::of_ipv6(libc::IPV6_TCLASS),
     SocketOption::of_ipv4(libc::IP_TTL),
     SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
+    SocketOption::of_tcp(TCP_RTO_MAX_MS),
 ];
 
 /// Time-outs, which connections inherit, too.
@@ -137,12 +143,12 @@ impl Inherited {
         }
     }
 
-    /// Options that connections of ours have. Those that a connection has as one for both families, such as `IP_TOS` and
-    /// `IPV6_TCLASS`, are left out unless the program has set them.
+    /// Options that connections of ours have. Some, such as `IP_TOS` and `IPV6_TCLASS`, which a connection has as one, are left
+    /// out unless the program has set them.
     pub(crate) fn all(&self) -> Vec<SocketOption> {
         let set = self.options();
         let mut options = INHERITED.to_vec();
-        options.retain(|option| !BY_FAMILY.contains(option) || set.contains(option));
+        options.retain(|option| !IF_SET.contains(option) || set.contains(option));
         options
     }
 
@@ -269,6 +275,10 @@ impl TcpSetting {
                 options.keepalive_probes = u8::try_from(value).unwrap_or(u8::MAX);
             }
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => options.user_timeout_us = micros(1000),
+            (libc::IPPROTO_TCP, TCP_RTO_MAX_MS) => {
+                let max_us = u32::try_from(micros(1000)).unwrap_or(u32::MAX);
+                options.rto_max_us = NonZeroU32::new(max_us);
+            }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
                 // 0 is the kernel's own, and less is none.
                 let wait_us = u32::try_from(micros(SECOND_US)).unwrap_or(u32::MAX);
@@ -320,7 +330,7 @@ mod tests {
     #[test]
     fn exe_4_service_type_is_replaced() {
         let mut options = TcpOptions::default();
-        for option in &BY_FAMILY[..2] {
+        for option in &IF_SET[..2] {
             let option = *option;
             for value in [0x10, 0x88, 0] {
                 TcpSetting { option, value }.apply(&mut options);

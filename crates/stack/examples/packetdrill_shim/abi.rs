@@ -1,7 +1,7 @@
 //! The C interface of packetdrill (`packetdrill.h`): a table of functions, each with the state as its
 //! first argument.
 
-mod events; // poll, epoll, and what there is not
+mod events; // poll, epoll, pipes, and the error queue
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::net::{IpAddr, Shutdown, SocketAddr};
@@ -131,9 +131,9 @@ fn new_descriptor() -> c_int {
     unsafe { libc::dup(2) }
 }
 
-fn close_descriptor(fd: c_int) {
-    // SAFETY: a descriptor of `new_descriptor`.
-    unsafe { libc::close(fd) };
+fn close_descriptor(fd: c_int) -> c_int {
+    // SAFETY: a call on a number, which the script holds.
+    unsafe { libc::close(fd) }
 }
 
 fn address_of(address: *const c_void, len: socklen_t) -> Result<SocketAddr, Errno> {
@@ -159,6 +159,17 @@ fn write_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
     }
+    let raw = address_form(address);
+    // SAFETY: not null, and then a length of the caller.
+    let room = unsafe { *len } as usize;
+    let fits = room.min(raw.len());
+    bytes_mut(to, fits).copy_from_slice(&raw[..fits]);
+    // SAFETY: as above.
+    unsafe { *len = socklen_t::try_from(raw.len()).unwrap_or(0) };
+}
+
+/// `struct sockaddr_in` or `struct sockaddr_in6`.
+pub(crate) fn address_form(address: SocketAddr) -> Vec<u8> {
     let mut raw = Vec::new();
     match address {
         SocketAddr::V4(address) => {
@@ -175,12 +186,7 @@ fn write_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
             raw.resize(size_of::<sockaddr_in6>(), 0);
         }
     }
-    // SAFETY: not null, and then a length of the caller.
-    let room = unsafe { *len } as usize;
-    let fits = room.min(raw.len());
-    bytes_mut(to, fits).copy_from_slice(&raw[..fits]);
-    // SAFETY: as above.
-    unsafe { *len = socklen_t::try_from(raw.len()).unwrap_or(0) };
+    raw
 }
 
 fn flags_of(flags: c_int) -> Flags {
@@ -192,6 +198,7 @@ fn flags_of(flags: c_int) -> Flags {
         ends_record: flags & libc::MSG_EOR != 0,
         waits_for_all: flags & libc::MSG_WAITALL != 0,
         wants_errors: flags & libc::MSG_ERRQUEUE != 0,
+        zero_copy: flags & libc::MSG_ZEROCOPY != 0,
     }
 }
 
@@ -234,8 +241,27 @@ fn write_to(
         parts.iter().flat_map(|&(start, len)| bytes(start, len).to_vec()).collect();
     answer_len(match peer {
         Some(peer) => shim(state).write_opening(fd, &whole, flags, peer),
-        None => shim(state).write(fd, &whole, flags),
+        None => shim(state).write(fd, &whole, flags, &packet_ends(parts, flags)),
     })
+}
+
+/// Pieces of memory that a packet has place for (`MAX_SKB_FRAGS`), where bytes are not copied into it.
+const PIECES: usize = 17;
+
+/// Places at which packets end as they have no place for more pieces.
+fn packet_ends(parts: &[(*mut c_void, usize)], flags: Flags) -> Vec<usize> {
+    if !flags.zero_copy || parts.len() <= PIECES {
+        return Vec::new();
+    }
+    let whole = parts.chunks(PIECES).map(|pieces| pieces.iter().map(|(_, len)| len).sum::<usize>());
+    let mut ends: Vec<usize> = whole
+        .scan(0, |end, len| {
+            *end += len;
+            Some(*end)
+        })
+        .collect();
+    ends.pop();
+    ends
 }
 
 /// Peer to whom a write opens a connection (`MSG_FASTOPEN`), if it does.
@@ -288,7 +314,8 @@ extern "C" fn free(state: *mut c_void) {
 }
 
 extern "C" fn socket(state: *mut c_void, _domain: c_int, _kind: c_int, _protocol: c_int) -> c_int {
-    answer(shim(state).socket(new_descriptor()))
+    let new = shim(state).new_descriptor();
+    answer(new.and_then(|fd| shim(state).socket(fd)))
 }
 
 extern "C" fn bind(state: *mut c_void, fd: c_int, address: *const c_void, len: socklen_t) -> c_int {
@@ -305,12 +332,16 @@ extern "C" fn accept(
     address: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    let new_fd = new_descriptor();
+    let new_fd = match shim(state).new_descriptor() {
+        Ok(fd) => fd,
+        Err(error) => return answer(Err(error)),
+    };
     let accepted = shim(state).accept(fd, new_fd).map(|peer| {
         write_address(peer, address, len);
         new_fd
     });
     if accepted.is_err() {
+        shim(state).lock().inlets.remove(&new_fd);
         close_descriptor(new_fd);
     }
     answer(accepted)
@@ -367,7 +398,10 @@ extern "C" fn recvmsg(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the caller's message.
-    let message = unsafe { &*message };
+    let message = unsafe { &mut *message };
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return answer_len(events::report(shim(state), fd, message));
+    }
     read_into(state, fd, &buffers(message.msg_iov, message.msg_iovlen), flags_of(flags))
 }
 
@@ -460,6 +494,9 @@ extern "C" fn ioctl(state: *mut c_void, fd: c_int, request: u64, argument: *mut 
 }
 
 extern "C" fn close(state: *mut c_void, fd: c_int) -> c_int {
+    if !shim(state).lock().has(fd) {
+        return close_descriptor(fd);
+    }
     let closed = shim(state).close(fd);
     close_descriptor(fd);
     answer(closed)

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{ThreadId, current};
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) host: Host,
     sockets: BTreeMap<i32, Entry>,
     pub(crate) epolls: BTreeMap<i32, Epoll>,
+    /// Other ends of the descriptors of sockets.
+    pub(crate) inlets: BTreeMap<i32, UnixStream>,
     /// Calls of the main thread so far.
     turns: u64,
     /// A call waits, until this time; it is to try again.
@@ -81,6 +84,7 @@ pub(crate) struct Flags {
     pub(crate) ends_record: bool,
     pub(crate) waits_for_all: bool,
     pub(crate) wants_errors: bool,
+    pub(crate) zero_copy: bool,
 }
 
 impl Flags {
@@ -89,6 +93,8 @@ impl Flags {
             is_urgent: self.is_urgent,
             more_follows: self.more_follows,
             ends_record: self.ends_record,
+            zero_copy: self.zero_copy,
+            ..WriteFlags::default()
         }
     }
 }
@@ -99,6 +105,7 @@ impl Shim {
             host: Host::new(flags),
             sockets: BTreeMap::new(),
             epolls: BTreeMap::new(),
+            inlets: BTreeMap::new(),
             turns: 0,
             waits_until_us: None,
             tries_again: false,
@@ -198,8 +205,7 @@ impl Shim {
         let (waits, timeout_us) =
             self.waiting(fd, flags.never_waits, |entry| entry.receive_timeout_us)?;
         if flags.wants_errors {
-            // Nothing is queued there: no error, no stamp of a time.
-            return Err(Errno::AGAIN);
+            return self.take_report(fd).map(|_| 0);
         }
         let mut low_water = self.lock().entry(fd)?.low_water_bytes as usize;
         let (mut filled, mut peeked) = (0, 0);
@@ -261,12 +267,13 @@ impl Shim {
             self.waiting(fd, flags.never_waits, |entry| entry.send_timeout_us)?;
         self.lock().host.follow_sysctls();
         let ends = |state: &State| (SocketAddr::new(state.host.address(), 0), peer);
+        let with_syn = WriteFlags { waits, ..flags.of_write() };
         let first = self.wait(false, None, |state| {
             let socket = state.entry(fd)?.socket;
             let (ends, mtu_bytes) = (ends(state), state.host.mtu_bytes());
-            let begin = state
-                .host
-                .call(|tcp, out| tcp.connect_with_data(socket, ends, mtu_bytes, bytes, waits, out));
+            let begin = state.host.call(|tcp, out| {
+                tcp.connect_with_data(socket, ends, mtu_bytes, bytes, with_syn, out)
+            });
             Ok(begin?)
         });
         let is_opening = |error: &Errno| error.0 == libc::EINPROGRESS || error.0 == libc::EALREADY;
@@ -292,45 +299,79 @@ impl Shim {
             other => other?,
         }
         match bytes.get(written..).filter(|rest| !rest.is_empty()) {
-            Some(rest) => Ok(written + self.write(fd, rest, flags)?),
+            Some(rest) => {
+                Ok(written + self.write_from(fd, (bytes, bytes.len() - rest.len()), flags, &[])?)
+            }
             None => Ok(written),
         }
     }
 
     /// Writes all bytes, or as many as there is room for without waiting. Once it waits, it goes on when a poll
-    /// would tell so.
-    pub(crate) fn write(&self, fd: i32, bytes: &[u8], flags: Flags) -> Result<usize, Errno> {
-        let (waits, timeout_us) =
-            self.waiting(fd, flags.never_waits, |entry| entry.send_timeout_us)?;
+    /// would tell so. Packets end at `ends`, places in the bytes.
+    pub(crate) fn write(
+        &self,
+        fd: i32,
+        bytes: &[u8],
+        flags: Flags,
+        ends: &[usize],
+    ) -> Result<usize, Errno> {
         let peer = {
             let mut state = self.lock();
             let socket = state.entry(fd)?.socket;
             let waits_for_data = state.host.tcp.waits_for_data(socket)?;
             state.host.tcp.flow(socket).ok().filter(|_| waits_for_data).map(|flow| flow.theirs)
         };
-        if let Some(peer) = peer {
-            return self.write_opening(fd, bytes, flags, peer);
+        match peer {
+            Some(peer) => self.write_opening(fd, bytes, flags, peer),
+            None => self.write_from(fd, (bytes, 0), flags, ends),
         }
-        let (mut written, mut is_waiting) = (0, false);
+    }
+
+    /// Writes bytes from a place on. Those before it were written by the same call. Returns the number of the others.
+    fn write_from(
+        &self,
+        fd: i32,
+        (bytes, begin): (&[u8], usize),
+        flags: Flags,
+        ends: &[usize],
+    ) -> Result<usize, Errno> {
+        let (waits, timeout_us) =
+            self.waiting(fd, flags.never_waits, |entry| entry.send_timeout_us)?;
+        let (mut written, mut is_waiting) = (begin, false);
         let result = self.wait(waits, timeout_us, |state| {
             let socket = state.entry(fd)?.socket;
             if std::mem::replace(&mut is_waiting, true) && !state.readiness(fd)?.writable {
                 return Err(Errno::AGAIN);
             }
-            if written > 0 && state.readiness(fd)?.failed {
+            if written > begin && state.readiness(fd)?.failed {
                 // The next call tells the error.
                 return Err(Errno(libc::EPIPE));
             }
-            let (rest, flags) = (&bytes[written..], flags.of_write());
-            written += state.host.call(|tcp, out| tcp.write(socket, rest, flags, out))?;
-            if written < bytes.len() { Err(Errno::AGAIN) } else { Ok(()) }
+            loop {
+                let end = ends.iter().copied().find(|&end| end > written);
+                let flags = WriteFlags {
+                    is_rest: written > 0,
+                    waits: waits || end.is_some(),
+                    ends_packet: end.is_some(),
+                    more_follows: flags.more_follows || end.is_some(),
+                    ..flags.of_write()
+                };
+                let part = &bytes[written..end.unwrap_or(bytes.len())];
+                written += state.host.call(|tcp, out| tcp.write(socket, part, flags, out))?;
+                if written == bytes.len() {
+                    return Ok(());
+                }
+                if end.is_none_or(|end| written < end) {
+                    return Err(Errno::AGAIN);
+                }
+            }
         });
         if written < bytes.len() {
             self.lock().entry(fd)?.full_writes += 1;
         }
         match result {
-            Err(error) if written == 0 => Err(error),
-            _ => Ok(written),
+            Err(error) if written == begin => Err(error),
+            _ => Ok(written - begin),
         }
     }
 
@@ -351,6 +392,7 @@ impl Shim {
         let linger_s = state.host.tcp.options(socket)?.linger_s.filter(|&seconds| seconds > 0);
         let linger_us = linger_s.map(|seconds| u64::from(seconds) * SECOND_US);
         state.sockets.remove(&fd);
+        state.inlets.remove(&fd);
         state.epolls.values_mut().for_each(|epoll| epoll.forget(fd));
         state.host.call(|tcp, out| tcp.close(socket, out))?;
         drop(self.let_others_run(state));
@@ -390,6 +432,7 @@ impl Shim {
 
     /// Turns the clock until a packet leaves, and returns it with its time.
     pub(crate) fn receive(&self) -> Option<(Vec<u8>, u64)> {
+        self.follow_inlets();
         let mut state = self.lock();
         let end_us = state.host.now_us + RECEIVE_US;
         while !state.host.has_sent() {
@@ -434,7 +477,7 @@ impl Shim {
     }
 
     /// True if calls on a descriptor wait, and their limit in µs.
-    fn waiting(
+    pub(crate) fn waiting(
         &self,
         fd: i32,
         never: bool,
@@ -518,6 +561,11 @@ impl State {
         let socket = self.entry(fd)?.socket;
         let unread = self.host.tcp.info(socket)?.map_or(0, |info| info.unread_bytes);
         Ok((readiness.failed || readiness.peer_closed) && unread == 0)
+    }
+
+    /// True of a descriptor that is a socket or an `epoll`.
+    pub(crate) fn has(&self, fd: i32) -> bool {
+        self.sockets.contains_key(&fd) || self.epolls.contains_key(&fd)
     }
 
     pub(crate) fn entry(&mut self, fd: i32) -> Result<&mut Entry, Errno> {

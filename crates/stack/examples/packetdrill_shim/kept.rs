@@ -41,9 +41,8 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
             | libc::SO_NO_CHECK
             | libc::SO_REUSEPORT
             | libc::SO_TIMESTAMP => (Values::Switch, 0),
-            libc::SO_PRIORITY | libc::SO_MARK | libc::SO_TIMESTAMPING => (Values::Any, 0),
+            libc::SO_PRIORITY | libc::SO_MARK => (Values::Any, 0),
             libc::SO_MAX_PACING_RATE => (Values::Any, -1),
-            libc::SO_ZEROCOPY => (Values::Within(0..=1), 0),
             libc::SO_BSDCOMPAT => (Values::Fixed, 0),
             libc::SO_SNDLOWAT => (Values::Constant, 1),
             _ => return None,
@@ -67,7 +66,6 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
             libc::TCP_INQ | libc::TCP_THIN_LINEAR_TIMEOUTS => (Values::Within(0..=1), 0),
             TCP_TX_DELAY => (Values::Within(0..=i32::MAX), 0),
             libc::TCP_SAVE_SYN => (Values::Within(0..=2), 0),
-            TCP_RTO_MAX_MS => (Values::Within(1000..=120_000), 120_000),
             // It is never on.
             libc::TCP_REPAIR => (Values::Within(0..=0), 0),
             libc::TCP_THIN_DUPACK => (Values::FixedWithin(0..=1), 0),
@@ -78,7 +76,6 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
 }
 
 const TCP_TX_DELAY: i32 = 37;
-const TCP_RTO_MAX_MS: i32 = 44;
 
 impl Kept {
     pub(crate) fn set(&mut self, name: Name, value: i32) -> Result<(), Errno> {

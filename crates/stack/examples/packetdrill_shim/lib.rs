@@ -18,6 +18,8 @@ mod calls; //   socket calls, blocking and not
 mod errno; //   errors of TCP as the kernel's numbers
 mod host; //    a host with one device and a virtual clock
 mod polls; //   poll and epoll
+mod reports; // the error queue
+mod pipes; //   bytes from and to other descriptors
 mod kept; //    options that change nothing
 mod sysctls; // sysctls that a script changes
 mod options; // socket options and TCP_INFO

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use forebay_stack::tcp::kernel_form::{listener_info, retransmissions_in, seconds_of, tcp_info};
 use forebay_stack::tcp::{
-    Algorithm, FastOpenKeys, FastOpenOptions, TcpConfig, TcpInfo, TcpOptions,
+    Algorithm, FastOpenKeys, FastOpenOptions, TcpConfig, TcpInfo, TcpOptions, Timestamping,
 };
 
 use crate::calls::Shim;
@@ -31,10 +31,12 @@ const MEMORY_SEND_BUFFER: usize = 3;
 const SO_MEMINFO: i32 = 55;
 /// Priorities by the bits of throughput and delay in `IP_TOS` (`ip_tos2prio`).
 const PRIORITIES: [i32; 4] = [0, 2, 6, 4];
-/// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
+/// Values that the kernel takes: seconds of keep-alive, counts, segment sizes, highest time-outs.
 const SECONDS: RangeInclusive<i32> = 1..=32_767;
 const COUNTS: RangeInclusive<i32> = 1..=127;
 const SEGMENTS: RangeInclusive<i32> = 88..=32_767;
+const RTO_MAX_MS: RangeInclusive<i32> = 1000..=120_000;
+const TCP_RTO_MAX_MS: i32 = 44;
 
 impl Shim {
     /// Sets an option whose value is these bytes.
@@ -109,6 +111,17 @@ impl Shim {
             }
             libc::SO_REUSEADDR => {
                 self.lock().entry(fd)?.reuses_address = number? != 0;
+                Ok(0)
+            }
+            libc::SO_ZEROCOPY => {
+                let on = within(number, 0..=1)? != 0;
+                self.set_options(fd, |options| options.zero_copy = on)
+            }
+            libc::SO_TIMESTAMPING => {
+                let timestamping = Timestamping(number?.cast_unsigned());
+                let mut state = self.lock();
+                let socket = state.entry(fd)?.socket;
+                state.host.call(|tcp, out| tcp.set_timestamping(socket, timestamping, out))?;
                 Ok(0)
             }
             libc::SO_PASSCRED => Err(Errno(libc::EOPNOTSUPP)),
@@ -253,6 +266,11 @@ impl Shim {
                 let wait_us = (linger != 0).then_some(seconds * 1_000_000);
                 self.set_options(fd, |options| options.fin_timeout_us = wait_us)
             }
+            TCP_RTO_MAX_MS => {
+                let max_us = within(number, RTO_MAX_MS)? * 1000;
+                let rto_max_us = std::num::NonZeroU32::new(max_us);
+                self.set_options(fd, |options| options.rto_max_us = rto_max_us)
+            }
             libc::TCP_DEFER_ACCEPT => {
                 let retries = retransmissions_in(number?.max(0).cast_unsigned());
                 self.set_options(fd, |options| options.defer_retries = retries)
@@ -341,6 +359,8 @@ impl Shim {
                 int(error.map_or(0, |error| u64::from(Errno::from(error).0.cast_unsigned())))
             }
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(options.keepalive.into()),
+            (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => int(options.zero_copy.into()),
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING) => int(options.timestamping.0.into()),
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(entry.reuses_address.into()),
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(entry.listens.into()),
             (libc::SOL_SOCKET, libc::SO_TYPE) => int(1),
@@ -378,6 +398,11 @@ impl Shim {
             (libc::IPPROTO_TCP, libc::TCP_CORK) => int(options.cork.into()),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 int(state.host.tcp.has_quick_acks(socket)?.into())
+            }
+            (libc::IPPROTO_TCP, TCP_RTO_MAX_MS) => {
+                let of_host = state.host.tcp.config().rto_max_us;
+                let max_us = options.rto_max_us.map_or(of_host, std::num::NonZeroU32::get);
+                int((max_us / 1000).into())
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => int(seconds_of(options.defer_retries)),
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => int(options.keepalive_idle_us / SECOND_US),

@@ -36,6 +36,7 @@ struct Seen {
     events: u32,
     received_bytes: u64,
     full_writes: u32,
+    report_wakes: u32,
 }
 
 impl Seen {
@@ -43,6 +44,7 @@ impl Seen {
     fn has_changed(&self, now: &Self) -> bool {
         let is_writable = now.events & POLLOUT != 0;
         now.events & !self.events != 0
+            || now.report_wakes != self.report_wakes
             || now.received_bytes != self.received_bytes
             || is_writable && now.full_writes != self.full_writes
     }
@@ -145,6 +147,7 @@ impl Watched {
             events: i32::from(events).cast_unsigned(),
             received_bytes: info.map_or(0, |info| info.tally.bytes_received),
             full_writes,
+            report_wakes: state.host.tcp.report_wakes(socket).unwrap_or(0),
         };
         let is_due = self.events & EDGE == 0 || self.seen.has_changed(&now);
         if now.events == 0 || self.is_spent || !is_due {
@@ -184,6 +187,6 @@ fn revents(ready: &Readiness, events: i16) -> i16 {
     note(ready.urgent, libc::POLLPRI);
     let always = libc::POLLERR | libc::POLLHUP;
     note(ready.hung_up, libc::POLLHUP);
-    note(ready.failed, libc::POLLERR);
+    note(ready.failed || ready.reported, libc::POLLERR);
     is & (events | always)
 }

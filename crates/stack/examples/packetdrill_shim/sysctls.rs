@@ -13,7 +13,7 @@ use crate::options::SECOND_US;
 const FOLDER: &str = "/proc/sys/net/ipv4";
 
 /// Names that mean something here.
-const NAMES: [&str; 41] = [
+const NAMES: [&str; 42] = [
     "tcp_base_mss",
     "tcp_congestion_control",
     "tcp_dsack",
@@ -45,6 +45,7 @@ const NAMES: [&str; 41] = [
     "tcp_retries2",
     "tcp_rfc1337",
     "tcp_rmem",
+    "tcp_rto_max_ms",
     "tcp_sack",
     "tcp_slow_start_after_idle",
     "tcp_stdurg",
@@ -143,6 +144,7 @@ pub(crate) fn set(config: &mut TcpConfig, name: &str, value: &str) {
         "tcp_orphan_retries" if first != 0 => config.orphan_retries = byte,
         "tcp_reordering" => config.reordering = number,
         "tcp_retries2" => config.retries2 = byte,
+        "tcp_rto_max_ms" => config.rto_max_us = number.saturating_mul(1000),
         "tcp_rmem" => config.rmem = (middle, last),
         "tcp_syn_linear_timeouts" => config.syn_linear_timeouts = byte,
         "tcp_syn_retries" => config.syn_retries = byte,

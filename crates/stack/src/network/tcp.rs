@@ -10,7 +10,7 @@ use super::drop::NetworkDrop;
 use super::icmp::{DEST_UNREACH, DEST_UNREACH_V6, HEADER_BYTES as ICMP_BYTES};
 use super::transport::TransportBytes;
 use super::{ipv4, ipv6};
-use crate::tcp::{Flow, PathError, Seq, TcpError};
+use crate::tcp::{Flow, IcmpMessage, PathError, Seq, TcpError};
 
 pub(super) const TCP: u8 = 6;
 const HEADER_BYTES: usize = 20;
@@ -64,7 +64,7 @@ pub struct TcpPathError {
 }
 
 /// Segment quoted by an ICMP error (`tcp_v4_err`, `tcp_v6_err`). `None` for other messages.
-pub(super) fn quoted(message: &[u8], is_ipv6: bool) -> Option<TcpPathError> {
+pub(super) fn quoted(message: &[u8], from: Option<IpAddr>, is_ipv6: bool) -> Option<TcpPathError> {
     let (&[kind, code, _, _, m0, m1, m2, m3], quoted) =
         message.split_first_chunk::<ICMP_BYTES>()?;
     let mtu = [m0, m1, m2, m3];
@@ -84,7 +84,10 @@ pub(super) fn quoted(message: &[u8], is_ipv6: bool) -> Option<TcpPathError> {
         let header = quoted.get(header_len..).filter(|_| is_first && protocol == TCP)?;
         (source.into(), destination.into(), header)
     };
-    let error = if is_ipv6 { meaning_v6(kind, code, mtu)? } else { meaning(kind, code, mtu)? };
+    let mut error = if is_ipv6 { meaning_v6(kind, code, mtu)? } else { meaning(kind, code, mtu)? };
+    if let PathError::Unreachable { message, .. } = &mut error {
+        message.from = from;
+    }
     let &[p0, p1, q0, q1, s0, s1, s2, s3] = header.first_chunk::<8>()?;
     let flow = Flow {
         ours: SocketAddr::new(ours, u16::from_be_bytes([p0, p1])),
@@ -112,7 +115,8 @@ fn meaning(kind: u8, code: u8, [_, _, high, low]: [u8; 4]) -> Option<PathError> 
     };
     let is_of_route = kind == DEST_UNREACH && code <= 1;
     let ends_handshake = is_of_route || kind != DEST_UNREACH;
-    Some(PathError::Unreachable { error, ends_handshake, is_of_route })
+    let message = IcmpMessage { from: None, kind, code };
+    Some(PathError::Unreachable { error, ends_handshake, is_of_route, message })
 }
 
 /// `icmpv6_err_convert`, and what `tcp_v6_err` does.
@@ -129,5 +133,6 @@ fn meaning_v6(kind: u8, code: u8, mtu: [u8; 4]) -> Option<PathError> {
         _ => return None,
     };
     let is_of_route = (kind, code) == (DEST_UNREACH_V6, 0);
-    Some(PathError::Unreachable { error, ends_handshake, is_of_route })
+    let message = IcmpMessage { from: None, kind, code };
+    Some(PathError::Unreachable { error, ends_handshake, is_of_route, message })
 }

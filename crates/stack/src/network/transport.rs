@@ -201,7 +201,8 @@ impl NetworkLayer {
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
         let refused = icmp_error::refused(bytes, place.is_ipv6);
-        let path_error = self.takes_tcp.then(|| tcp::quoted(bytes, place.is_ipv6)).flatten();
+        let from = packet.view().source();
+        let path_error = self.takes_tcp.then(|| tcp::quoted(bytes, from, place.is_ipv6)).flatten();
         match asked {
             Err(reason) => self.dropped(packet, reason),
             Ok(EchoAsked::Echo)

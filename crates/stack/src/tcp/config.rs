@@ -63,6 +63,8 @@ pub struct TcpConfig {
     /// Retransmissions after which a connection that the application has closed is given up
     /// (`tcp_orphan_retries`).
     pub orphan_retries: u8,
+    /// Highest retransmission time-out, from a second to two minutes, in µs (`tcp_rto_max_ms`).
+    pub rto_max_us: u32,
     /// Time that a closed connection waits for the peer's FIN, in µs (`tcp_fin_timeout`).
     pub fin_timeout_us: u64,
     /// Interval between two answers to invalid segments of a connection, in µs
@@ -160,6 +162,7 @@ impl TcpConfig {
         retries1: 3,
         retries2: 15,
         orphan_retries: 8,
+        rto_max_us: us_u32(RTO_MAX_US),
         fin_timeout_us: 60 * SECOND,
         invalid_ratelimit_us: SECOND / 2,
         rmem: (131_072, 32 << 20),
@@ -241,6 +244,56 @@ pub enum MtuProbing {
     Always,
 }
 
+/// Times that are told of what is sent, in the kernel's flags (`SO_TIMESTAMPING`). Names are the kernel's, `SOF_TIMESTAMPING_`
+/// in front.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Timestamping(pub u32);
+
+impl Timestamping {
+    /// When a device has a packet.
+    pub const TX_SOFTWARE: Self = Self(1 << 1);
+    /// Tells the times of the first two in reports.
+    pub const SOFTWARE: Self = Self(1 << 4);
+    /// Tells the number of the byte.
+    pub const OPT_ID: Self = Self(1 << 7);
+    /// When a packet goes on its way to the device.
+    pub const TX_SCHED: Self = Self(1 << 8);
+    /// When the peer has acknowledged all up to the byte.
+    pub const TX_ACK: Self = Self(1 << 9);
+    /// Tells times without the packets.
+    pub const OPT_TSONLY: Self = Self(1 << 11);
+    /// Tells numbers of the connection, which needs [`Self::OPT_TSONLY`].
+    pub const OPT_STATS: Self = Self(1 << 12);
+    /// Counts from what is written next, and not from what is not acknowledged; with [`Self::OPT_ID`] only.
+    pub const OPT_ID_TCP: Self = Self(1 << 16);
+    /// All flags that the kernel knows.
+    const ALL: Self = Self((1 << 19) - 1);
+
+    /// Flags of both.
+    #[must_use]
+    pub const fn with(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    /// True if all of these are set.
+    #[must_use]
+    pub const fn has(self, flags: Self) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    /// Times that are asked for of what is sent.
+    pub(super) fn of_transmission(self) -> Self {
+        Self(self.0 & (Self::TX_SOFTWARE.0 | Self::TX_SCHED.0 | Self::TX_ACK.0))
+    }
+
+    /// True if the kernel takes the flags together.
+    pub(super) fn is_valid(self) -> bool {
+        Self::ALL.has(self)
+            && (self.has(Self::OPT_ID) || !self.has(Self::OPT_ID_TCP))
+            && (self.has(Self::OPT_TSONLY) || !self.has(Self::OPT_STATS))
+    }
+}
+
 /// Options of a socket. Names in parentheses are the kernel's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpOptions {
@@ -276,6 +329,9 @@ pub struct TcpOptions {
     pub fin_timeout_us: Option<u32>,
     /// Retransmissions of a SYN (`TCP_SYNCNT`).
     pub syn_retries: Option<NonZeroU8>,
+    /// Highest retransmission time-out, from a second to two minutes, in µs; `None` for that of the settings
+    /// (`TCP_RTO_MAX_MS`).
+    pub rto_max_us: Option<NonZeroU32>,
     /// SYN-ACKs that are sent again before a connection without data is accepted; 0 to accept at once
     /// (`TCP_DEFER_ACCEPT`).
     pub defer_retries: u8,
@@ -297,6 +353,10 @@ pub struct TcpOptions {
     /// Unsent bytes at which writes block; the socket is writable again below half of that. `None`: only the send
     /// buffer limits (`TCP_NOTSENT_LOWAT`).
     pub unsent_limit: Option<NonZeroU32>,
+    /// Tells in the error queue when the bytes of a write with `MSG_ZEROCOPY` are needed no more (`SO_ZEROCOPY`).
+    pub zero_copy: bool,
+    /// Times that the error queue tells; see [`Tcp::set_timestamping`](super::Tcp::set_timestamping) (`SO_TIMESTAMPING`).
+    pub timestamping: Timestamping,
 }
 
 impl TcpOptions {
@@ -317,6 +377,7 @@ impl TcpOptions {
         window_clamp: None,
         fin_timeout_us: None,
         syn_retries: None,
+        rto_max_us: None,
         defer_retries: 0,
         congestion: None,
         quick_acks: true,
@@ -325,7 +386,16 @@ impl TcpOptions {
         min_ttl: 0,
         tells_path_errors: false,
         unsent_limit: None,
+        zero_copy: false,
+        timestamping: Timestamping(0),
     };
+}
+
+impl TcpOptions {
+    /// Highest retransmission time-out, in µs.
+    pub(super) fn rto_max_us(&self, config: &TcpConfig) -> u32 {
+        self.rto_max_us.map_or(config.rto_max_us, NonZeroU32::get)
+    }
 }
 
 impl Default for TcpOptions {

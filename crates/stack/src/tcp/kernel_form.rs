@@ -2,6 +2,8 @@
 
 use super::config::{DEFAULT_MSS, DUP_THRESHOLD, INITIAL_CWND, RTO_INITIAL_US};
 use super::connection::{Phase, State, TcpInfo, WindowScales};
+use super::error::TcpError;
+use super::error_queue::{SentEvent, TcpReport};
 use super::machine::Listening;
 
 /// `TCP_CLOSE`, the state of what is not connected.
@@ -15,7 +17,7 @@ const INFO_BYTES: usize = 280;
 const RTTVAR_INITIAL_US: u64 = 250_000;
 
 /// `struct tcp_info` of a connection; of `None`, that of a socket without one. Ages are those at
-/// `now_us`, and 0 without. What is not measured here is 0: rates of delivery.
+/// `now_us`, and 0 without.
 #[must_use]
 pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES] {
     let mut form = Form::begin();
@@ -38,7 +40,7 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
         (number_of(info.state), phase_of(info.phase), send & 15 | receive << 4);
     form.put(0, &[state, phase, info.retransmits, info.probes, info.backoff, features, scales]);
     // tcpi_delivery_rate_app_limited
-    form.put(7, &[u8::from(info.unsent_bytes == 0)]);
+    form.put(7, &[info.is_delivery_limited.into()]);
     let age_ms = |at_us: u64| now_us.map_or(0, |now_us| now_us.saturating_sub(at_us) / 1000);
     // Without a sample, the variables hold four deviations.
     let rttvar_us = if info.rtt_us == 0 { info.rttvar_us / 4 } else { info.rttvar_us };
@@ -74,6 +76,7 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
         (152, tally.data_segs_in.into()),
         (156, tally.data_segs_out.into()),
         (192, tally.delivered.into()),
+        (196, tally.delivered_ce.into()),
         (216, tally.dsack_dups.into()),
         (220, info.reorderings.into()),
         (224, tally.rcv_ooopack.into()),
@@ -84,6 +87,7 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     form.put(104, &info.pacing_rate.unwrap_or(u64::MAX).to_ne_bytes());
     form.put(120, &tally.bytes_acked.to_ne_bytes());
     form.put(128, &tally.bytes_received.to_ne_bytes());
+    form.put(160, &info.delivery_rate.to_ne_bytes());
     let now_us = now_us.unwrap_or(0);
     if now_us > 0 {
         form.put(168, &info.busy.total_us(now_us).to_ne_bytes());
@@ -93,6 +97,45 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     form.put(200, &tally.bytes_sent.to_ne_bytes());
     form.put(208, &tally.bytes_retrans.to_ne_bytes());
     form.0
+}
+
+/// `SO_EE_ORIGIN_ICMP`, `SO_EE_ORIGIN_ICMP6`, `SO_EE_ORIGIN_TIMESTAMPING`, `SO_EE_ORIGIN_ZEROCOPY` and
+/// `SO_EE_CODE_ZEROCOPY_COPIED`.
+const BY_ICMP: u8 = 2;
+const BY_ICMP_V6: u8 = 3;
+const TIMESTAMPING: u8 = 4;
+const ZERO_COPY: u8 = 5;
+const COPIED: u8 = 1;
+/// Error of a report of a time (`ENOMSG`).
+const NO_MESSAGE: u32 = 42;
+
+/// `struct sock_extended_err` of a report, with the numbers of errors by `number_of`.
+#[must_use]
+pub fn extended_error(report: &TcpReport, number_of: impl Fn(TcpError) -> u32) -> [u8; 16] {
+    let (error, origin, code, info, data) = match *report {
+        TcpReport::ZeroCopy { first, last } => (0, ZERO_COPY, COPIED, first, last),
+        TcpReport::Path { error, message, to } => {
+            let origin = if to.is_ipv6() { BY_ICMP_V6 } else { BY_ICMP };
+            (number_of(error), origin, message.code, 0, 0)
+        }
+        TcpReport::Time { event, byte, .. } => {
+            let event = match event {
+                SentEvent::Sent => 0,
+                SentEvent::Scheduled => 1,
+                SentEvent::Acknowledged => 2,
+            };
+            (NO_MESSAGE, TIMESTAMPING, 0, event, byte)
+        }
+    };
+    let mut form = [0; 16];
+    form[..4].copy_from_slice(&error.to_ne_bytes());
+    (form[4], form[6]) = (origin, code);
+    if let TcpReport::Path { message, .. } = report {
+        form[5] = message.kind;
+    }
+    form[8..12].copy_from_slice(&u32::to_ne_bytes(info));
+    form[12..].copy_from_slice(&data.to_ne_bytes());
+    form
 }
 
 /// `struct tcp_info` of a listener: its queue of connections, and how many may wait there.
@@ -268,6 +311,7 @@ mod tests {
                 data_segs_out: 130,
                 data_segs_in: 131,
                 delivered: 132,
+                delivered_ce: 143,
                 dsack_dups: 133,
                 rcv_ooopack: 134,
             },
@@ -287,6 +331,8 @@ mod tests {
             ecn_seen: true,
             syn_data: false,
             window_scales: Some(WindowScales { send: 3, receive: 9 }),
+            delivery_rate: 144 << 32,
+            is_delivery_limited: false,
         }
     }
 
@@ -339,7 +385,9 @@ mod tests {
             ("min_rtt", 103),
             ("data_segs_in", 131),
             ("data_segs_out", 130),
+            ("delivery_rate", 144 << 32),
             ("delivered", 132),
+            ("delivered_ce", 143),
             ("bytes_sent", 124 << 32),
             ("bytes_retrans", 125 << 32),
             ("dsack_dups", 133),

@@ -15,6 +15,7 @@ mod machine; //    the spine: from a packet to its connection, and out again
 mod connection; // one connection: its state, and the stages that change it
 mod wire; //       headers and options
 
+mod error_queue; //   reports of what was sent
 mod receive_queue; // received bytes in their frames, and out-of-order payloads
 mod send_queue; //    written bytes until they are acknowledged
 mod sack; //          selective acknowledgements to be sent
@@ -39,13 +40,14 @@ pub mod counters; // named as the kernel's
 pub mod error; //    named as the kernel's
 pub mod kernel_form; // what the kernel's calls read and write
 
-pub use config::{Algorithm, MtuProbing, SynCookies, TcpConfig, TcpOptions};
+pub use config::{Algorithm, MtuProbing, SynCookies, TcpConfig, TcpOptions, Timestamping};
 pub use connection::{
-    BusyTime, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo,
-    WindowScales, WriteFlags,
+    BusyTime, IcmpMessage, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally,
+    TcpInfo, WindowScales, WriteFlags,
 };
 pub use counters::TcpCounters;
 pub use error::TcpError;
+pub use error_queue::{SentEvent, TcpReport};
 pub use fast_open::{FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions};
 pub use flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
 pub use machine::{

@@ -28,6 +28,8 @@ pub(super) struct RoundTrip {
     min_since_s: u32,
     /// Time-out, with its doublings since the last sample, in µs (`icsk_rto`).
     rto_us: u32,
+    /// Highest time-out, in µs (`icsk_rto_max`).
+    max_us: u32,
 }
 
 impl Default for RoundTrip {
@@ -40,11 +42,28 @@ impl Default for RoundTrip {
             min_us: u32::MAX,
             min_since_s: 0,
             rto_us: INITIAL_US,
+            max_us: MAX_US,
         }
     }
 }
 
 impl RoundTrip {
+    /// Creates the estimate of a connection whose time-out is limited.
+    pub(super) fn limited(max_us: u32) -> Self {
+        Self { max_us, ..Self::default() }
+    }
+
+    /// Sets the highest time-out.
+    pub(super) fn set_max(&mut self, max_us: u32) {
+        self.max_us = max_us;
+        self.rto_us = self.rto_us.min(max_us);
+    }
+
+    /// Highest time-out, in µs.
+    pub(super) fn max_us(&self) -> u64 {
+        self.max_us.into()
+    }
+
     /// Adds a sample. `is_new_round` once per round trip: the deviation may then shrink.
     pub(super) fn add(&mut self, sample_us: u64, now_us: u64, is_new_round: bool) {
         self.note_smallest(sample_us, now_us);
@@ -78,7 +97,7 @@ impl RoundTrip {
     fn base_us(&self) -> u32 {
         match self.srtt_us {
             0 => INITIAL_US,
-            srtt_us => (srtt_us + self.rttvar_us).min(MAX_US),
+            srtt_us => (srtt_us + self.rttvar_us).min(self.max_us),
         }
     }
 
@@ -124,7 +143,7 @@ impl RoundTrip {
 
     /// Doubles the time-out, as it is over.
     pub(super) fn back_off(&mut self) {
-        self.rto_us = self.rto_us.saturating_mul(2).min(MAX_US);
+        self.rto_us = self.rto_us.saturating_mul(2).min(self.max_us);
     }
 
     /// Sets the time-out to that of the samples, after `backoff` doublings.
@@ -136,7 +155,7 @@ impl RoundTrip {
     /// Interval of `backoff` doublings that begins with the time-out, in µs (`inet_csk_rto_backoff`).
     pub(super) fn backed_off_us(&self, backoff: u8) -> u64 {
         let factor = 1_u64.checked_shl(backoff.into()).unwrap_or(u64::MAX);
-        u64::from(self.rto_us).saturating_mul(factor).min(RTO_MAX_US)
+        u64::from(self.rto_us).saturating_mul(factor).min(self.max_us())
     }
 
     /// Falls back to a time-out of three seconds, without a sample when the handshake is over: the SYN or its
@@ -145,6 +164,7 @@ impl RoundTrip {
         if self.srtt_us == 0 {
             self.rto_us = 3 * INITIAL_US;
             [self.rttvar_us, self.mdev_max_us, self.mdev_us] = [self.rto_us; 3];
+            self.rto_us = self.rto_us.min(self.max_us);
         }
     }
 }
@@ -175,6 +195,18 @@ mod tests {
         let times: Vec<_> = (0..4).map(|backoff| rtt.backed_off_us(backoff)).collect();
         assert_eq!(times, [250_000, 500_000, 1_000_000, 2_000_000]);
         assert_eq!(rtt.backed_off_us(255), RTO_MAX_US);
+    }
+
+    #[test]
+    fn tcp_2_highest_timeout_can_be_set() {
+        let mut rtt = RoundTrip::default();
+        rtt.add(600_000, 0, true);
+        (0..3).for_each(|_| rtt.back_off());
+        rtt.set_max(1_500_000);
+        assert_eq!((rtt.rto_us(), rtt.backed_off_us(1)), (1_500_000, 1_500_000));
+        rtt.add(600_000, 1, true);
+        (0..3).for_each(|_| rtt.back_off());
+        assert_eq!(rtt.rto_us(), 1_500_000);
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub(super) struct PacketMarks {
     pub(super) is_pushed: bool,
     /// End of a record: what follows is not merged with it (`MSG_EOR`).
     pub(super) ends_record: bool,
+    /// Has bytes of a zero-copy write, with which no others are merged (`skb_shift`).
+    pub(super) is_zero_copy: bool,
 }
 
 /// Packet that the next byte to be sent is in.
@@ -85,6 +87,11 @@ impl SendQueue {
         if !bytes.is_empty() {
             self.held.get_or_insert_default().bytes.extend(bytes);
         }
+    }
+
+    /// Begin of the packet that is written into, when all before `next` was sent.
+    pub(super) fn last_begin(&self, next: Seq) -> Seq {
+        self.held.as_ref().map_or(next, |held| held.last_begin(next))
     }
 
     /// Packets of bytes that were not sent, when all before `next` was sent.
@@ -154,6 +161,9 @@ impl SendQueue {
         }
         let (second_end, second) =
             held.filled.get(1).map_or((end, held.last), |second| (second.end, second.marks));
+        if first.marks.is_zero_copy || second.is_zero_copy {
+            return;
+        }
         if missing < second_end - first.end {
             held.filled[0].end += missing;
             return;
@@ -161,6 +171,7 @@ impl SendQueue {
         let marks = PacketMarks {
             is_pushed: first.marks.is_pushed || second.is_pushed,
             ends_record: second.ends_record,
+            is_zero_copy: false,
         };
         held.filled.pop_front();
         match held.filled.front_mut() {

@@ -154,7 +154,7 @@ impl Family {
         }
     }
 
-    /// Addresses; those of the shim, too. Fast Open cookies of them by two keys.
+    /// Addresses; those of the shim, too. Fast Open cookies of them by two keys. Names of the error queue's messages.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::V4 => &[
@@ -165,6 +165,8 @@ impl Family {
                 "--netmask_ip=255.255.0.0",
                 "-DCOOKIE=3021b9d889017eeb",
                 "-DNEW_COOKIE=7fd1764838d8d00d",
+                "-DERRORS_LEVEL=SOL_IP",
+                "-DERRORS_TYPE=IP_RECVERR",
             ],
             Self::V6 => &[
                 "--ip_version=ipv6",
@@ -174,6 +176,8 @@ impl Family {
                 "--remote_ip=fd3d:fa7b:d17d::1",
                 "-DCOOKIE=c1d1e9742a47a9bc",
                 "-DNEW_COOKIE=e3aa039e48122544",
+                "-DERRORS_LEVEL=SOL_IPV6",
+                "-DERRORS_TYPE=IPV6_RECVERR",
             ],
         }
     }

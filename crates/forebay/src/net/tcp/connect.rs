@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::{io, iter};
 
 use forebay_stack::socket::LOCAL_PORTS;
-use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpOut, TcpSocket};
+use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpOut, TcpSocket, WriteFlags};
 use forebay_sys::neighbour;
 use forebay_sys::tcp_reserve::Reservation;
 use rustix::io::Errno;
@@ -107,7 +107,9 @@ fn open(
     let (socket, ends) = (tcp.socket()?, (flow.ours, flow.theirs));
     let begun = match data {
         None => tcp.connect(socket, ends, mtu_bytes, out).map(|()| 0),
-        Some(bytes) => tcp.connect_with_data(socket, ends, mtu_bytes, bytes, false, out),
+        Some(bytes) => {
+            tcp.connect_with_data(socket, ends, mtu_bytes, bytes, WriteFlags::default(), out)
+        }
     };
     match begun {
         Ok(written) => Ok((socket, written)),

@@ -1,12 +1,14 @@
-//! `poll` and `epoll`; pipes, which sockets of ours do not know.
+//! `poll` and `epoll`, pipes, and the error queue.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-use libc::{epoll_event, loff_t, pollfd, size_t, ssize_t};
+use libc::{epoll_event, loff_t, msghdr, pollfd, size_t, ssize_t};
 
-use super::{answer, answer_len, new_descriptor, shim};
+use super::{answer, answer_len, bytes_mut, new_descriptor, shim, write_address};
+use crate::calls::{Flags, Shim};
 use crate::errno::Errno;
+use crate::pipes::PIPE_BYTES;
 use crate::polls::Polled;
 
 pub(super) extern "C" fn poll(
@@ -71,18 +73,63 @@ pub(super) extern "C" fn epoll_wait(
     }))
 }
 
-pub(super) extern "C" fn pipe(_state: *mut c_void, _fds: *mut c_int) -> c_int {
-    answer(Err(Errno(libc::ENOSYS)))
+pub(super) extern "C" fn pipe(_state: *mut c_void, fds: *mut c_int) -> c_int {
+    // SAFETY: the caller's array has two entries.
+    unsafe { libc::pipe(fds) }
 }
 
+/// Moves bytes between a socket of ours and a pipe of the kernel's.
 pub(super) extern "C" fn splice(
-    _state: *mut c_void,
-    _from: c_int,
+    state: *mut c_void,
+    from: c_int,
     _from_offset: *mut loff_t,
-    _to: c_int,
+    to: c_int,
     _to_offset: *mut loff_t,
-    _len: size_t,
-    _flags: u32,
+    len: size_t,
+    flags: u32,
 ) -> ssize_t {
-    answer_len(Err(Errno(libc::ENOSYS)))
+    let shim = shim(state);
+    let never_waits = flags & libc::SPLICE_F_NONBLOCK != 0;
+    let more_follows = flags & libc::SPLICE_F_MORE != 0;
+    let mode = Flags { never_waits, more_follows, ..Flags::default() };
+    let len = len.min(PIPE_BYTES);
+    if shim.is_socket(from) {
+        let taken = match shim.take_for_pipe(from, len, mode) {
+            Ok(taken) => taken,
+            Err(error) => return answer_len(Err(error)),
+        };
+        // SAFETY: as many bytes as there are.
+        return unsafe { libc::write(to, taken.as_ptr().cast(), taken.len()) };
+    }
+    let mut bytes = vec![0_u8; len];
+    // SAFETY: as many bytes as there is room for.
+    let read = unsafe { libc::read(from, bytes.as_mut_ptr().cast(), len) };
+    match usize::try_from(read) {
+        Ok(read) => answer_len(shim.write(to, &bytes[..read], mode, &[])),
+        Err(_) => read,
+    }
+}
+
+/// Fills in a message with the oldest report of the error queue.
+pub(super) fn report(shim: &Shim, fd: c_int, message: &mut msghdr) -> Result<usize, Errno> {
+    let report = shim.take_report(fd)?;
+    // As many bytes as the caller's buffer has.
+    let room = bytes_mut(message.msg_control, message.msg_controllen);
+    let (mut at, mut flags) = (0, report.flags | libc::MSG_ERRQUEUE);
+    for ((level, kind), data) in report.controls {
+        let header = [level, kind].map(i32::to_ne_bytes).concat();
+        let len = size_of::<usize>() + header.len() + data.len();
+        let Some(place) = room.get_mut(at..at + len) else {
+            flags |= libc::MSG_CTRUNC;
+            break;
+        };
+        place.copy_from_slice(&[len.to_ne_bytes().as_slice(), &header, &data].concat());
+        at = (at + len.next_multiple_of(size_of::<usize>())).min(room.len());
+    }
+    (message.msg_controllen, message.msg_flags) = (at, flags);
+    match report.peer {
+        Some(peer) => write_address(peer, message.msg_name, &raw mut message.msg_namelen),
+        None => message.msg_namelen = 0,
+    }
+    Ok(0)
 }

@@ -3,6 +3,7 @@
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
 use super::busy_time::Sending;
+use super::rate::RateSample;
 use super::{Connection, Context, State};
 
 /// Outcome of an ACK.
@@ -41,6 +42,8 @@ pub(super) struct AckFacts {
     pub(super) sets_timer: bool,
     /// Segments delivered, cumulatively or selectively.
     pub(super) delivered: u32,
+    /// Sample of their rate.
+    pub(super) rate: RateSample,
     /// Segments found lost.
     pub(super) lost: u32,
     /// One of them had been sent again (`FLAG_LOST_RETRANS`).
@@ -110,7 +113,7 @@ impl Connection {
     /// the loss probe.
     fn finish_idle_ack(&mut self, prior_una: Seq, facts: &mut AckFacts, cx: &mut Context<'_>) {
         if facts.duplicate_sacked {
-            self.tally.delivered = self.tally.delivered.wrapping_add(facts.delivered);
+            self.count_delivered(facts);
             // Ignored: nothing could be sent again.
             let _ = self.recover(prior_una, facts, cx);
         }
@@ -148,6 +151,15 @@ impl Connection {
         self.resend(resend, cx);
     }
 
+    /// Counts what an ACK told to be delivered (`tcp_count_delivered`).
+    pub(super) fn count_delivered(&mut self, facts: &AckFacts) {
+        let tally = &mut self.tally;
+        tally.delivered = tally.delivered.wrapping_add(facts.delivered);
+        if facts.ece {
+            tally.delivered_ce = tally.delivered_ce.wrapping_add(facts.delivered);
+        }
+    }
+
     /// An ACK of what was acknowledged before: only its blocks may be news.
     fn acknowledge_old(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
         let prior_una = self.send.una;
@@ -160,7 +172,7 @@ impl Connection {
         if self.agreed.sack && !segment.options.sacks.is_empty() {
             let mut facts = AckFacts::default();
             self.take_sacks(segment, prior_una, &mut facts, cx);
-            self.tally.delivered = self.tally.delivered.wrapping_add(facts.delivered);
+            self.count_delivered(&facts);
             let resend = self.recover(prior_una, &mut facts, cx);
             self.resend(resend, cx);
         }
@@ -239,6 +251,7 @@ impl Connection {
             }
             if !sent.marks.sacked {
                 facts.delivered += 1;
+                self.sent.clock.note_delivered(&sent, &mut facts.rate);
                 if !self.is_echo_of_earlier(&sent, facts) {
                     self.advance_rack(&sent, cx.now_us);
                 }
@@ -258,6 +271,7 @@ impl Connection {
         }
         self.send.una = ack;
         self.send.queue.acknowledge(ack);
+        self.report_acknowledged(ack, cx.now_us);
         if self.send.search.is_some() {
             self.acknowledge_mtu_probe(ack, cx);
         }

@@ -25,6 +25,8 @@ pub struct Readiness {
     pub failed: bool,
     /// An urgent byte waits (`EPOLLPRI`).
     pub urgent: bool,
+    /// A report waits in the error queue, which is no error of the connection (`EPOLLERR`).
+    pub reported: bool,
 }
 
 /// Fate of the bytes that a read returns.
@@ -51,6 +53,7 @@ impl Connection {
             hung_up: both || self.state == State::Closed,
             failed: self.error.is_some(),
             urgent: self.has_urgent_byte(),
+            reported: !self.errors.is_empty(),
         }
     }
 
@@ -266,6 +269,7 @@ impl Connection {
         let before = self.options.get();
         let options = TcpOptions { max_segment: before.max_segment, ..options };
         self.options = ConnectionOptions::of(&options);
+        self.follow_timestamping(before.timestamping);
         if options.keepalive != before.keepalive {
             self.arm_keepalive(cx.now_us);
         } else if options.keepalive_idle_us != before.keepalive_idle_us {
@@ -282,6 +286,9 @@ impl Connection {
             options.window_clamp.filter(|_| options.window_clamp != before.window_clamp)
         {
             self.receive.buffer.set_clamp(clamp.get(), self.receive.window);
+        }
+        if options.rto_max_us != before.rto_max_us {
+            self.rtt.set_max(options.rto_max_us(cx.config));
         }
         if options.congestion != before.congestion {
             let algorithm = options.congestion.unwrap_or(cx.config.congestion);

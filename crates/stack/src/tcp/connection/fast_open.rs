@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::{RTO_INITIAL_US, RTO_MAX_US};
+use super::super::config::RTO_INITIAL_US;
 use super::super::error::TcpError;
 use super::super::fast_open::{CookieOption, Refused};
 use super::super::receive_queue::Payload;
@@ -15,7 +15,7 @@ use super::busy_time::Sending;
 use super::info::Cause;
 use super::open::{Accepted, Answer, Begin};
 use super::scoreboard::{Ending, Marks};
-use super::{Connection, Context, Phase, State};
+use super::{Connection, Context, Phase, State, WriteFlags};
 
 /// Bytes of the longest options of a header (`MAX_TCP_OPTION_SPACE`).
 const MAX_OPTION_BYTES: u32 = 40;
@@ -76,8 +76,8 @@ pub(in crate::tcp) struct FastConnect<'a> {
     pub(in crate::tcp) bytes: &'a [u8],
     /// True if data may go with the SYN: a cookie is known, or none is needed, and Fast Open does not pause.
     pub(in crate::tcp) takes_data: bool,
-    /// True if the caller waits to write the rest.
-    pub(in crate::tcp) waits: bool,
+    /// Flags of the write of the data.
+    pub(in crate::tcp) flags: WriteFlags,
 }
 
 impl Connection {
@@ -242,7 +242,7 @@ impl Connection {
             self.recovery.repair.retransmit_stamp_us = cx.now_us;
         }
         let wait_us = RTO_INITIAL_US << (timeouts + 1).min(7);
-        self.timers.set_retransmit(cx.now_us + wait_us.min(RTO_MAX_US));
+        self.timers.set_retransmit(cx.now_us + wait_us.min(self.rtt.max_us()));
     }
 
     /// The SYN-ACK, which was sent at `began_us`, is acknowledged (`tcp_rcv_synrecv_state_fastopen`).
@@ -321,7 +321,7 @@ impl Connection {
                 self.opening.note(Opening::EXPERIMENTAL);
             }
         }
-        if fast.waits && bytes.len() < fast.bytes.len() {
+        if fast.flags.waits && bytes.len() < fast.bytes.len() {
             self.opening.note(Opening::WRITER_WAITS);
         }
         if bytes.is_empty() {
@@ -330,6 +330,7 @@ impl Connection {
         self.begin_sending(Sending::Busy, cx.now_us);
         let begin = self.send.next;
         self.send.queue.write(bytes);
+        self.note_zero_copy(bytes.len(), false, fast.flags);
         let end = self.send.queue.end();
         (self.send.next, self.send.pushed) = (end, end);
         let marks = Marks { ending: Ending::Pushed, ..Marks::default() };
@@ -351,6 +352,7 @@ impl Connection {
         }
         self.sent.trim(ack);
         self.send.queue.acknowledge(ack);
+        self.report_acknowledged(ack, now_us);
         if self.sent.is_empty() {
             self.end_sending(Sending::Busy, now_us);
         }

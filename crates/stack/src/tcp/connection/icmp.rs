@@ -1,5 +1,7 @@
 //! Errors that routers and hosts report about a segment of ours (`tcp_v4_err`, `tcp_v6_err`).
 
+use std::net::IpAddr;
+
 use super::super::config::MIN_MSS;
 use super::super::error::TcpError;
 use super::super::seq::Seq;
@@ -22,7 +24,20 @@ pub enum PathError {
         ends_handshake: bool,
         /// True if a router has no route: segments were lost without congestion (RFC 6069).
         is_of_route: bool,
+        /// Message that told it.
+        message: IcmpMessage,
     },
+}
+
+/// ICMP message about a segment of ours.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct IcmpMessage {
+    /// Host or router that sent it.
+    pub from: Option<IpAddr>,
+    /// Type.
+    pub kind: u8,
+    /// Code.
+    pub code: u8,
 }
 
 /// Smallest path that a report can claim: less would be an attack (`ip_rt_min_pmtu`).
@@ -48,9 +63,10 @@ impl Connection {
         }
         match error {
             PathError::TooBig { mtu_bytes } => self.shrink_path(mtu_bytes, cx),
-            PathError::Unreachable { error, is_of_route, .. } => {
+            PathError::Unreachable { error, is_of_route, message, .. } => {
                 let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
                 if is_opening && !(self.awaits_ack() && self.opening.has(Opening::ACCEPTED)) {
+                    self.report_path_error(error, message);
                     self.fail(error, cx);
                 } else {
                     if self.options.tells_path_errors {

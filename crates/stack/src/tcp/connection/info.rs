@@ -209,6 +209,10 @@ pub struct TcpInfo {
     pub syn_data: bool,
     /// Shifts of the windows; `None` without scaling.
     pub window_scales: Option<WindowScales>,
+    /// Rate at which the path delivered segments last, in bytes a second; 0 before the first sample.
+    pub delivery_rate: u64,
+    /// The application had no more to send during that sample.
+    pub is_delivery_limited: bool,
 }
 
 impl Connection {
@@ -271,6 +275,8 @@ impl Connection {
             ecn_seen: self.receive.was_capable,
             syn_data: self.opening.has(Opening::DATA_TAKEN),
             window_scales: agreed.scales,
+            delivery_rate: self.rate.bytes_per_s(self.send.mss),
+            is_delivery_limited: self.rate.is_limited(),
         };
         if self.state == State::SynSent {
             self.report_opening(&mut info);

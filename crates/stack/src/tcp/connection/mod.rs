@@ -17,6 +17,7 @@ mod sacked; //      selective acknowledgements received
 mod plain; //       duplicate acknowledgements instead of those
 mod rack; //        losses found by time (RFC 8985)
 mod recovery; //    phases of loss recovery
+mod rate; //        the rate of delivery
 mod reduction; //   the congestion window: reduced, grown
 mod undo; //        reductions that proved unnecessary
 mod data; //        payload, FIN
@@ -29,6 +30,7 @@ mod send; //        what may be sent now
 mod pacing; //      when it may be sent, by the rate
 mod transmit; //    one segment, with its options
 mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
+mod reports; //     what the error queue tells
 mod icmp; //        errors from the path
 mod mtu_search; //  the largest packet of the path, by probes
 mod calls; //       the application's calls
@@ -45,7 +47,7 @@ use forebay_rx::packet::Packet;
 pub use busy_time::BusyTime;
 pub use calls::{ReadMode, Readiness};
 pub(super) use fast_open::FastConnect;
-pub use icmp::PathError;
+pub use icmp::{IcmpMessage, PathError};
 pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
 pub use recovery::Phase;
@@ -58,6 +60,7 @@ use self::delayed_ack::DelayedAck;
 use self::fast_open::Opening;
 use self::mtu_search::MtuSearch;
 use self::options::ConnectionOptions;
+use self::rate::DeliveryRate;
 use self::recovery::Recovery;
 use self::scoreboard::Scoreboard;
 use self::timers::Timers;
@@ -66,6 +69,7 @@ use super::config::TcpConfig;
 use super::congestion::Congestion;
 use super::counters::TcpCounters;
 use super::error::TcpError;
+use super::error_queue::ErrorQueue;
 use super::fast_open::FastOpenCache;
 use super::flow::{Flow, PackedFlow};
 use super::invalid_limit::InvalidLimit;
@@ -270,6 +274,7 @@ pub(super) struct Connection {
     error: Option<TcpError>,
     /// Error of the path that is not fatal (`sk_err_soft`).
     soft_error: Option<TcpError>,
+    errors: OnDemand<ErrorQueue>,
     opening: Opening,
     /// True once no application holds the connection (`SOCK_DEAD`).
     is_orphan: bool,
@@ -279,6 +284,7 @@ pub(super) struct Connection {
     resent: Resent,
     tally: Tally,
     busy: BusyTime,
+    rate: DeliveryRate,
     /// Set when the rest is left to the table of TIME-WAIT.
     leaving: Option<Leaving>,
 }
@@ -359,6 +365,7 @@ impl Connection {
         self.timers.clear();
         self.sent.release();
         self.send.queue.acknowledge(self.send.queue.end());
+        self.report_end();
         self.receive.queue.drop_out_of_order(cx.pool);
         if self.is_orphan {
             self.receive.queue.clear(cx.pool);

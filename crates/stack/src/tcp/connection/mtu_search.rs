@@ -207,7 +207,7 @@ impl Connection {
             return false;
         }
         let since_us = self.recovery.repair.retransmit_stamp_us;
-        let after_us = retransmission_time_us(config.retries1, RTO_MIN_US);
+        let after_us = retransmission_time_us(config.retries1, RTO_MIN_US, self.rtt.max_us());
         let is_due = self.recovery.retransmits > 0
             && since_us > 0
             && cx.now_us.saturating_sub(since_us) >= after_us;

@@ -20,6 +20,7 @@ use super::busy_time::BusyTime;
 use super::fast_open::{FastConnect, Opening};
 use super::info::Resent;
 use super::options::ConnectionOptions;
+use super::rate::DeliveryRate;
 use super::scoreboard::Marks;
 use super::tally::Tally;
 use super::window::{ReceiveWindow, scale_for};
@@ -114,12 +115,13 @@ impl Connection {
             sent: OnDemand::default(),
             recovery: Recovery::new(sequence, config.reordering),
             congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
-            rtt: RoundTrip::default(),
+            rtt: RoundTrip::limited(options.rto_max_us(config)),
             delayed: DelayedAck::default(),
             timers: Timers::default(),
             shut: Shut::default(),
             error: None,
             soft_error: None,
+            errors: OnDemand::default(),
             opening: Opening::default(),
             is_orphan: false,
             invalid_limit: InvalidLimit::default(),
@@ -127,6 +129,7 @@ impl Connection {
             resent: Resent::default(),
             tally: Tally::default(),
             busy: BusyTime::default(),
+            rate: DeliveryRate::INITIAL,
             leaving: None,
         }
     }

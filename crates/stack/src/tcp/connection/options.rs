@@ -2,7 +2,7 @@
 
 use std::num::{NonZeroU8, NonZeroU32};
 
-use super::super::config::{Algorithm, TcpOptions};
+use super::super::config::{Algorithm, TcpOptions, Timestamping};
 use super::super::on_demand::{Initial, OnDemand};
 
 /// Options of a connection; see [`TcpOptions`].
@@ -34,8 +34,11 @@ pub(super) struct RareOptions {
     pub(super) fin_timeout_us: Option<u32>,
     pub(super) syn_retries: Option<NonZeroU8>,
     pub(super) defer_retries: u8,
+    rto_max_us: Option<NonZeroU32>,
     pub(super) unsent_limit: Option<NonZeroU32>,
     pub(super) min_ttl: u8,
+    pub(super) zero_copy: bool,
+    pub(super) timestamping: Timestamping,
     quick_acks: bool,
 }
 
@@ -54,8 +57,11 @@ impl RareOptions {
             fin_timeout_us: options.fin_timeout_us,
             syn_retries: options.syn_retries,
             defer_retries: options.defer_retries,
+            rto_max_us: options.rto_max_us,
             unsent_limit: options.unsent_limit,
             min_ttl: options.min_ttl,
+            zero_copy: options.zero_copy,
+            timestamping: options.timestamping,
             quick_acks: options.quick_acks,
         }
     }
@@ -121,6 +127,7 @@ impl ConnectionOptions {
             fin_timeout_us: rare.fin_timeout_us,
             syn_retries: rare.syn_retries,
             defer_retries: rare.defer_retries,
+            rto_max_us: rare.rto_max_us,
             congestion: self.congestion,
             quick_acks: rare.quick_acks,
             tos: self.tos,
@@ -128,6 +135,8 @@ impl ConnectionOptions {
             tells_path_errors: self.tells_path_errors,
             unsent_limit: rare.unsent_limit,
             min_ttl: rare.min_ttl,
+            zero_copy: rare.zero_copy,
+            timestamping: rare.timestamping,
         }
     }
 }

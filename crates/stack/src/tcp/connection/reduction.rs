@@ -82,7 +82,8 @@ impl Connection {
     /// Adjusts the window after an ACK (`tcp_cong_control`).
     pub(super) fn control_window(&mut self, facts: &AckFacts, cx: &Context<'_>) {
         let now_us = cx.now_us;
-        self.tally.delivered = self.tally.delivered.wrapping_add(facts.delivered);
+        self.count_delivered(facts);
+        self.sample_rate(facts, now_us);
         // As `tcp_may_raise_cwnd`.
         let tolerates_reordering = self.recovery.reordering > cx.config.reordering;
         if self.recovery.is_reducing() {

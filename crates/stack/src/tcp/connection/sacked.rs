@@ -151,6 +151,7 @@ impl Connection {
     fn mark_sacked(&mut self, index: usize, facts: &mut AckFacts, now_us: u64) {
         let Some(&sent) = self.sent.at(index) else { return };
         self.advance_rack(&sent, now_us);
+        self.sent.clock.note_delivered(&sent, &mut facts.rate);
         let highest = self.highest_sacked();
         if !sent.marks.retransmitted && !sent.marks.ever_retransmitted {
             if highest.is_some_and(|highest| sent.seq.is_before(highest)) {

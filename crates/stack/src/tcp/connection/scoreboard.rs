@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use super::super::on_demand::Initial;
 use super::super::send_queue::PacketMarks;
 use super::super::seq::Seq;
+use super::rate::{Deliveries, DeliveryClock};
 
 /// A segment that was sent.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Sent {
     pub(super) end: Seq,
     /// Time of the last transmission, in µs.
     pub(super) sent_us: u64,
+    /// Deliveries before it.
+    pub(super) deliveries: Deliveries,
     pub(super) marks: Marks,
 }
 
@@ -41,6 +44,8 @@ pub(super) struct Marks {
     pub(super) ending: Ending,
     /// Was sent in one packet with the segment before.
     pub(super) is_joined: bool,
+    /// Was sent when the application had no more to send.
+    pub(super) is_app_limited: bool,
 }
 
 /// End of a segment, by the end of the packet that it was written into: PSH is set there, or a record ends
@@ -80,7 +85,8 @@ impl Ending {
     /// Ending of a segment with this one behind it.
     fn followed_by(self, next: Self) -> Self {
         let is_pushed = self.is_pushed() || next.is_pushed();
-        Self::of(PacketMarks { is_pushed, ends_record: next.ends_record() })
+        let ends_record = next.ends_record();
+        Self::of(PacketMarks { is_pushed, ends_record, ..PacketMarks::default() })
     }
 }
 
@@ -144,6 +150,8 @@ pub(super) struct Scoreboard {
     heads: u32,
     /// Segments that duplicate ACKs stand for, without SACK.
     pub(super) reno_dup_acks: u32,
+    /// Times of deliveries.
+    pub(super) clock: DeliveryClock,
 }
 
 impl Initial for Scoreboard {
@@ -156,6 +164,7 @@ impl Initial for Scoreboard {
         awaiting_resend: 0,
         heads: 0,
         reno_dup_acks: 0,
+        clock: DeliveryClock::INITIAL,
     };
 
     fn initial() -> &'static Self {
@@ -435,11 +444,17 @@ impl Scoreboard {
     }
 
     /// Notes a further transmission of a segment.
-    pub(super) fn sent_again(&mut self, index: usize, now_us: u64) {
+    pub(super) fn sent_again(
+        &mut self,
+        index: usize,
+        now_us: u64,
+        (deliveries, is_app_limited): (Deliveries, bool),
+    ) {
         self.unlink(index);
         if let Some(Node { sent, .. }) = self.segments.get_mut(index) {
             sent.sent_us = now_us;
-            sent.marks.ever_retransmitted = true;
+            sent.deliveries = deliveries;
+            (sent.marks.ever_retransmitted, sent.marks.is_app_limited) = (true, is_app_limited);
         }
         self.link_if_open(index);
     }

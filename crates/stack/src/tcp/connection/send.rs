@@ -404,7 +404,11 @@ impl Connection {
     }
 
     pub(super) fn record_sent(&mut self, seq: Seq, end: Seq, marks: Marks, cx: &Context<'_>) {
-        self.sent.push(Sent { seq, end, sent_us: cx.now_us, marks });
+        let (is_first, delivered) = (self.sent.is_empty(), self.tally.delivered);
+        let (deliveries, is_app_limited) =
+            self.sent.clock.note_sent(is_first, delivered, cx.now_us);
+        let marks = Marks { is_app_limited, ..marks };
+        self.sent.push(Sent { seq, end, sent_us: cx.now_us, deliveries, marks });
     }
 
     /// Tail loss probe with new data, whatever the congestion window says.
@@ -471,7 +475,8 @@ impl Connection {
     }
 
     fn note_sent_again(&mut self, index: usize, cause: Cause, cx: &Context<'_>) {
-        self.sent.sent_again(index, cx.now_us);
+        let deliveries = self.sent.clock.note_sent(false, self.tally.delivered, cx.now_us);
+        self.sent.sent_again(index, cx.now_us, deliveries);
         self.forget_mtu_probe();
         self.send.last_data_us = cx.now_us;
         cx.counters.retrans_segs.add(1);

@@ -2,13 +2,10 @@
 
 use std::num::{NonZeroU8, NonZeroU64};
 
-use super::super::config::{MS, RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIMEOUT_MIN_US};
+use super::super::config::{MS, RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MIN_US};
 use super::super::error::TcpError;
 use super::info::Cause;
 use super::{Connection, Context, State, ms_since, stamp_ms};
-
-/// Time after which a peer whose window shrank is given up, in µs.
-const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
 
 /// Time after which a window probe that found no frame is tried again (`TCP_RESOURCE_PROBE_INTERVAL`), in µs.
 const FRAME_WAIT_US: u64 = 500 * MS;
@@ -274,7 +271,7 @@ impl Connection {
         let (tried_us, silent_us) =
             (now_us.saturating_sub(since_us), now_us.saturating_sub(self.receive.last_us));
         match self.options.rare.user_timeout_us {
-            0 => tried_us > SHRUNK_MAX_US && silent_us > SHRUNK_MAX_US,
+            0 => tried_us.min(silent_us) > 2 * self.rtt.max_us(),
             user_us => tried_us >= user_us,
         }
     }
@@ -298,7 +295,7 @@ impl Connection {
             return true;
         }
         let timeout_us = match self.options.rare.user_timeout_us {
-            0 => retransmission_time_us(limit, base_us),
+            0 => retransmission_time_us(limit, base_us, self.rtt.max_us()),
             timeout_us => timeout_us,
         };
         let since_us = self.recovery.repair.retransmit_stamp_us;
@@ -342,7 +339,7 @@ impl Connection {
         let is_over = user_us > 0 && self.probing_us(cx.now_us) >= user_us;
         let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
         // Answers do not keep an orphan alive for ever: its peer may never open the window.
-        let is_stale = self.is_orphan && self.probe_interval_us() >= RTO_MAX_US;
+        let is_stale = self.is_orphan && self.probe_interval_us() >= self.rtt.max_us();
         if is_over || is_stale || self.recovery.probes_out >= limit {
             return self.give_up(cx);
         }
@@ -430,24 +427,25 @@ impl Connection {
 }
 
 /// Time that a number of retransmissions takes from a time-out on (`tcp_model_timeout`), in µs.
-pub(super) fn retransmission_time_us(retransmissions: u8, base_us: u64) -> u64 {
-    let doublings = (RTO_MAX_US / base_us).ilog2();
+pub(super) fn retransmission_time_us(retransmissions: u8, base_us: u64, max_us: u64) -> u64 {
+    let doublings = (max_us / base_us).max(1).ilog2();
     let count = u32::from(retransmissions);
     if count <= doublings {
         ((2 << count) - 1) * base_us
     } else {
-        ((2 << doublings) - 1) * base_us + u64::from(count - doublings) * RTO_MAX_US
+        ((2 << doublings) - 1) * base_us + u64::from(count - doublings) * max_us
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::config::RTO_MAX_US;
     use super::*;
 
     #[test]
     fn tcp_9_fifteen_retransmissions_take_924_s() {
-        assert_eq!(retransmission_time_us(15, RTO_MIN_US), 924_600_000);
-        assert_eq!(retransmission_time_us(0, RTO_MIN_US), RTO_MIN_US);
-        assert_eq!(retransmission_time_us(6, RTO_INITIAL_US), 127_000_000);
+        assert_eq!(retransmission_time_us(15, RTO_MIN_US, RTO_MAX_US), 924_600_000);
+        assert_eq!(retransmission_time_us(0, RTO_MIN_US, RTO_MAX_US), RTO_MIN_US);
+        assert_eq!(retransmission_time_us(6, RTO_INITIAL_US, RTO_MAX_US), 127_000_000);
     }
 }

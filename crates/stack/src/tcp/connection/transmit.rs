@@ -197,6 +197,7 @@ impl Connection {
             return false;
         }
         self.tally.count_sent(len_bytes, size_bytes);
+        self.report_sent(seq, len_bytes, cx.now_us);
         self.delayed.sent();
         self.timers.clear_delayed_ack();
         true

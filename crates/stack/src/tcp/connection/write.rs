@@ -26,6 +26,15 @@ pub struct WriteFlags {
     pub more_follows: bool,
     /// A record ends here: later bytes are not merged with these into a packet (`MSG_EOR`).
     pub ends_record: bool,
+    /// The packet ends here with PSH, however short it is: the kernel's has no place for more pieces of memory
+    /// (`MAX_SKB_FRAGS`).
+    pub ends_packet: bool,
+    /// Asks for a report once the bytes are needed no more, if the socket gives such (`MSG_ZEROCOPY`).
+    pub zero_copy: bool,
+    /// The caller goes on with what is not taken: times are those of the end.
+    pub waits: bool,
+    /// Set for the rest of a call that has written other bytes before.
+    pub is_rest: bool,
 }
 
 impl Connection {
@@ -80,15 +89,23 @@ impl Connection {
         if bytes.is_empty() {
             return Ok(0);
         }
+        self.check_reports(flags)?;
         self.restart_after_idle(cx);
+        self.note_application_limit();
+        let appends = self.appends_to_zero_copy(flags);
         let len = self.fill_packets(bytes, flags, cx);
         let is_whole = len == bytes.len();
         self.send.is_full |= !is_whole;
         if len == 0 {
             return Err(TcpError::WouldBlock);
         }
+        self.note_zero_copy(len, appends, flags);
+        if is_whole && !flags.ends_packet || !flags.waits {
+            self.ask_times();
+        }
         let more_follows = flags.more_follows && is_whole;
-        if self.unsent_bytes() > 0 && (!more_follows || self.is_push_forced()) {
+        let is_pushed = !more_follows || flags.ends_packet || self.is_push_forced();
+        if self.unsent_bytes() > 0 && is_pushed {
             self.mark_push();
         }
         if flags.is_urgent && is_whole {
@@ -108,7 +125,7 @@ impl Connection {
     /// Writes bytes into packets, and sends those that are full. Returns the number of bytes.
     fn fill_packets(&mut self, bytes: &[u8], flags: WriteFlags, cx: &mut Context<'_>) -> usize {
         let goal = if flags.is_urgent { self.segment_room() } else { self.packet_goal(cx) };
-        let began_us = cx.now_us;
+        let (began_us, is_zero_copy) = (cx.now_us, self.is_zero_copy(flags));
         let (mut left, mut is_first) = (bytes, true);
         while !left.is_empty() {
             let is_last_full = self.send.queue.is_last_full(self.send.next, goal);
@@ -124,6 +141,9 @@ impl Connection {
             let room = self.send.queue.begin_packet(self.send.next, goal, is_first) as usize;
             let (now, later) = left.split_at(room.min(left.len()));
             self.send.queue.write(now);
+            if is_zero_copy {
+                self.send.queue.last_marks().is_zero_copy = true;
+            }
             (left, is_first) = (later, false);
             if left.is_empty() || flags.is_urgent {
                 continue;
@@ -142,7 +162,7 @@ impl Connection {
                 cx.now_us += 1;
             }
         }
-        if flags.ends_record && left.is_empty() {
+        if (flags.ends_record || flags.ends_packet) && left.is_empty() {
             self.send.queue.last_marks().ends_record = true;
         }
         bytes.len() - left.len()

@@ -153,8 +153,7 @@ impl Tcp {
     }
 
     /// Opens a connection as [`Self::connect`], with data in the SYN if the server's cookie is known; else the SYN asks
-    /// for one (`MSG_FASTOPEN`). Returns the number of bytes that left with the SYN. `waits` tells that the caller waits to
-    /// write the rest. Once the connection is open, this is a write.
+    /// for one (`MSG_FASTOPEN`). Returns the number of bytes that left with the SYN. Once the connection is open, this is a write.
     ///
     /// # Errors
     /// [`TcpError::InProgress`] if the SYN has no data, [`TcpError::Already`] as long as the connection is being opened,
@@ -165,7 +164,7 @@ impl Tcp {
         ends: (SocketAddr, SocketAddr),
         mtu_bytes: u32,
         bytes: &[u8],
-        waits: bool,
+        flags: WriteFlags,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         if !self.config.fast_open.has(FastOpen::CLIENT) {
@@ -180,10 +179,10 @@ impl Tcp {
             Kind::Connection(connection) if connection.waits_for_data() => {}
             Kind::Connection(_) => {
                 self.connect_outcome(socket, out)?;
-                return self.write(socket, bytes, WriteFlags::default(), out);
+                return self.write(socket, bytes, flags, out);
             }
         }
-        self.send_syn(socket, bytes, waits, out)
+        self.send_syn(socket, bytes, flags, out)
     }
 
     /// True of a connection whose SYN is sent with the first data.
@@ -231,14 +230,14 @@ impl Tcp {
         &mut self,
         socket: TcpSocket,
         bytes: &[u8],
-        waits: bool,
+        flags: WriteFlags,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         let SocketEntry { kind: Kind::Connection(connection), .. } = self.entry(socket)? else {
             return Err(TcpError::NotConnected);
         };
         let offer = self.offer(&connection.flow(), connection.needs_no_cookie(), out.now_us);
-        let fast = FastConnect { bytes, waits, ..offer };
+        let fast = FastConnect { bytes, flags, ..offer };
         let sent = self
             .with_connection(socket.index, out, |connection, cx| connection.send_syn(&fast, cx))
             .unwrap_or(0);

@@ -91,15 +91,22 @@ impl Tcp {
         // backlog fits, as in the kernel since 6.13 (`inet_csk_reqsk_queue_is_full`).
         let cookies = self.config.syncookies;
         let is_full = continues_at.is_none()
-            && (cookies == SynCookies::Always
-                || requests > listener.backlog
-                || requests >= self.config.max_syn_backlog.max(1));
+            && (requests > listener.backlog || requests >= self.config.max_syn_backlog.max(1));
         if !self.takes(index, flow) || self.refuse_if_full(index) {
             return;
         }
-        let is_owner = || self.answers(index, flow);
-        let wants_cookie = is_full && cookies != SynCookies::Off && is_owner();
-        if is_full && !(wants_cookie && self.may_send_cookie(flow, segment.seq, out.now_us)) {
+        // Where another process may have had the flow until now, only a claim tells who answers.
+        let is_asked = match cookies {
+            SynCookies::Off => false,
+            SynCookies::WhenFull => is_full,
+            SynCookies::Always => continues_at.is_none(),
+        };
+        let wants_cookie = is_asked && self.answers(index, flow);
+        let is_answered = match wants_cookie {
+            true => self.may_send_cookie(flow, segment.seq, out.now_us),
+            false => !is_full,
+        };
+        if !is_answered {
             self.counters.req_q_full_drop.add(1);
             self.counters.listen_drops.add(1);
             return;

@@ -73,7 +73,8 @@ impl Tcp {
             && !self.fast_opening.is_empty()
             && !connection.awaits_ack();
         let readiness = connection.readiness();
-        if entry.told.replace(&readiness) {
+        let has_news = connection.take_report_news();
+        if entry.told.replace(&readiness) || has_news {
             self.ready.push(TcpSocket { index, generation: entry.generation });
         }
         let timers = &mut self.socket_timers;
@@ -133,7 +134,8 @@ impl Told {
 
     /// Notes the readiness, and returns true if there is some that was not told.
     pub(super) fn replace(&mut self, now: &Readiness) -> bool {
-        let kinds = [now.writable, now.peer_closed, now.hung_up, now.failed, now.urgent];
+        let kinds =
+            [now.writable, now.peer_closed, now.hung_up, now.failed, now.urgent, now.reported];
         let others = kinds.into_iter().fold(0, |bits, is_set| (bits | u8::from(is_set)) << 1);
         let bits = others | u8::from(now.readable);
         let before = std::mem::replace(&mut self.0, bits);

@@ -37,10 +37,12 @@ use super::connection::{Answer, Connection, Context, PathError, State, TcpInfo};
 use super::connection_table::{ConnectionTable, Word};
 use super::counters::TcpCounters;
 use super::error::TcpError;
+use super::error_queue::ErrorQueue;
 use super::fast_open::{FastOpenCache, FastOpenKeys, FastOpenOptions};
 use super::flow::{Flow, FlowHasher, HashedFlow};
 use super::isn::Secret;
 use super::memory::{Charge, TcpMemory};
+use super::on_demand::OnDemand;
 use super::seq::Seq;
 use super::slots::Slots;
 use super::timer_wheel::TimerWheel;
@@ -192,6 +194,8 @@ struct Idle {
     reuse_port: Option<ReusePort>,
     /// Error of the connection that was ended here, to be told by the next call.
     error: Option<TcpError>,
+    /// Error queue of that connection.
+    errors: OnDemand<ErrorQueue>,
 }
 
 impl Idle {
@@ -315,6 +319,12 @@ impl Tcp {
     /// Replaces the settings. Sockets keep what they began with, but for the offers of a SYN that is sent again.
     pub fn configure(&mut self, config: TcpConfig) {
         self.config = config;
+    }
+
+    /// Settings.
+    #[must_use]
+    pub fn config(&self) -> &TcpConfig {
+        &self.config
     }
 
     /// Sets the place among other processes that listen on the same ports.

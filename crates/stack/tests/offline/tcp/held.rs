@@ -43,7 +43,7 @@ impl Stream {
         let flags = WriteFlags {
             more_follows: pair.random(8) == 0,
             ends_record: pair.random(8) == 0,
-            is_urgent: false,
+            ..WriteFlags::default()
         };
         match pair.call(0, |tcp, out| tcp.write(client, &bytes, flags, out)) {
             Ok(len) => self.written += len,

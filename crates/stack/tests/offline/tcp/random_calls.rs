@@ -103,6 +103,8 @@ fn write(pair: &mut Pair, host: usize, end: &mut End) {
         is_urgent: is_one_of(pair, 20),
         more_follows: is_one_of(pair, 5),
         ends_record: is_one_of(pair, 5),
+        ends_packet: is_one_of(pair, 20),
+        ..WriteFlags::default()
     };
     match pair.call(host, |tcp, out| tcp.write(end.socket, &bytes, flags, out)) {
         Ok(written) => end.sent += written,

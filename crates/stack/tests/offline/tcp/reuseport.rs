@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use forebay_rx::cpu::CpuId;
 use forebay_stack::Division;
 use forebay_stack::tcp::{
-    Flow, PassedConnection, ReusePort, Tcp, TcpConfig, TcpError, TcpOut, TcpSocket, WriteFlags,
+    Flow, PassedConnection, ReusePort, SynCookies, Tcp, TcpConfig, TcpError, TcpOut, TcpSocket,
+    WriteFlags,
 };
 
 use super::pair::{Faults, MTU, Pair};
@@ -234,6 +235,26 @@ impl Beside {
 
 fn sent(pair: &Pair) -> u64 {
     pair.hosts[1].tcp.counters().out_segs.get()
+}
+
+#[test]
+fn exe_8_cookies_for_all_lose_no_syn() {
+    let mut pair = pair();
+    let config = TcpConfig { syncookies: SynCookies::Always, ..*pair.hosts[1].tcp.config() };
+    pair.hosts[1].tcp.configure(config);
+    let beside = Beside::host(&mut pair);
+    // Another process may have had the flow until now.
+    beside.takes.store(true, Relaxed);
+    let listener = listen(&mut pair, None);
+    begin(&mut pair);
+    settle(&mut pair);
+    assert!(pair.hosts[1].tcp.accept(listener).is_ok(), "its first SYN is answered");
+    assert_eq!((beside.claims(), beside.cookie_us()), (1, 0));
+    beside.answers.store(true, Relaxed);
+    begin(&mut pair);
+    settle(&mut pair);
+    assert!(pair.hosts[1].tcp.accept(listener).is_ok());
+    assert_ne!(beside.cookie_us(), 0);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::num::NonZeroU32;
 
 use forebay_stack::tcp::{
-    Limit, PathError, Seq, Tally, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket, WriteFlags,
+    IcmpMessage, Limit, PathError, Seq, Tally, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket,
+    WriteFlags,
 };
 
 use super::pair::{Faults, MTU, Pair};
@@ -242,7 +243,8 @@ fn tcp_17_taken_error_hides_no_data() {
     assert_eq!(write(&mut pair, client, 10), 10);
     let (seq, flow) = (Seq(pair.last[0].0), pair.hosts[0].tcp.flow(client).unwrap());
     let (error, ends_handshake, is_of_route) = (TcpError::Refused, false, false);
-    let error = PathError::Unreachable { error, ends_handshake, is_of_route };
+    let message = IcmpMessage::default();
+    let error = PathError::Unreachable { error, ends_handshake, is_of_route, message };
     pair.call(0, |tcp, out| tcp.receive_error(&flow, seq, error, out));
     let taken = pair.call(0, |tcp, _| tcp.take_error(client));
     assert_eq!(taken, Ok(Some(TcpError::Refused)));

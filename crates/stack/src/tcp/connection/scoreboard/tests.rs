@@ -15,7 +15,13 @@ thread_local! {
 /// Numbers wrap after twenty segments.
 fn sent(number: u32, sent_us: u64) -> Sent {
     let seq = Seq(0) - 20 * MSS + number * MSS;
-    Sent { seq, end: seq + MSS, sent_us, marks: Marks::default() }
+    Sent {
+        seq,
+        end: seq + MSS,
+        sent_us,
+        deliveries: Deliveries::default(),
+        marks: Marks::default(),
+    }
 }
 
 fn mark_sacked(marks: &mut Marks) {
@@ -71,7 +77,7 @@ proptest! {
                 5 => scoreboard.mark(index, mark_sacked),
                 6 => scoreboard.mark(index, mark_lost),
                 7 => {
-                    scoreboard.sent_again(index, now_us);
+                    scoreboard.sent_again(index, now_us, Default::default());
                     scoreboard.mark(index, |marks| marks.retransmitted |= marks.lost);
                 }
                 8 => match which.index(7) {
@@ -211,14 +217,14 @@ fn tcp_34_splitting_and_merging_cost_little() {
         let mut scoreboard = Scoreboard::INITIAL;
         (0..window).for_each(|number| scoreboard.push(sent(number, number.into())));
         for number in 0..window as usize {
-            scoreboard.sent_again(number * 7 % window as usize, number as u64);
+            scoreboard.sent_again(number * 7 % window as usize, number as u64, Default::default());
         }
         LOOKS.set(0);
         for number in 0..window as usize {
             let index = number * 13 % window as usize;
             let at = *scoreboard.at(index).unwrap();
             scoreboard.split(index, at.seq + MSS / 2);
-            scoreboard.sent_again(index, u64::from(window) + number as u64);
+            scoreboard.sent_again(index, u64::from(window) + number as u64, Default::default());
             scoreboard.merge_next(index, MSS);
         }
         let searches = 8 * window;

@@ -86,7 +86,8 @@ impl Tcp {
         listening.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
         let queues = Arc::clone(&listening.queues);
         let &mut Listener { options, fast_open, reuse_port, .. } = &mut **listening;
-        let mut idle = Idle { options, fast_open, bound: Some(local), reuse_port, error: None };
+        let mut idle =
+            Idle { options, fast_open, bound: Some(local), reuse_port, ..Idle::default() };
         idle.reset_connection_options();
         entry.kind = Kind::Idle(Box::new(idle));
         self.listeners.remove(local, index);

@@ -82,7 +82,7 @@ impl Tcp {
         let is_memory_full = self.memory.bytes() >= self.config.memory_bytes;
         match &self.entry(socket)?.kind {
             Kind::Connection(connection) if connection.waits_for_data() => {
-                self.send_syn(socket, bytes, false, out)
+                self.send_syn(socket, bytes, WriteFlags { waits: false, ..flags }, out)
             }
             Kind::Connection(_) => self.call(socket, out, |connection, cx| {
                 if is_memory_full {

@@ -7,6 +7,7 @@ mod closing; // ends of connections and listeners
 
 use crate::tcp::connection::{Connection, Context, Readiness, TcpInfo};
 use crate::tcp::error::TcpError;
+use crate::tcp::error_queue::TcpReport;
 use crate::tcp::flow::Flow;
 use crate::tcp::machine::{Found, Kind, Target, Tcp, TcpOut, TcpSocket};
 
@@ -29,6 +30,34 @@ impl Tcp {
         })
     }
 
+    /// Takes the oldest report of the error queue (`MSG_ERRQUEUE`); `None` if there is none.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn take_report(&mut self, socket: TcpSocket) -> Result<Option<TcpReport>, TcpError> {
+        let entry = self.entry_mut(socket)?;
+        Ok(match &mut entry.kind {
+            Kind::Connection(connection) => {
+                let report = connection.take_report();
+                entry.told.replace(&connection.readiness());
+                report
+            }
+            Kind::Idle(idle) if !idle.errors.is_empty() => idle.errors.take(),
+            Kind::Idle(_) | Kind::Listener(_) => None,
+        })
+    }
+
+    /// Times that reports have woken pollers of a socket so far: each is a new event, whatever waited before (`EPOLLET`).
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn report_wakes(&self, socket: TcpSocket) -> Result<u32, TcpError> {
+        Ok(match &self.entry(socket)?.kind {
+            Kind::Connection(connection) => connection.report_wakes(),
+            Kind::Idle(_) | Kind::Listener(_) => 0,
+        })
+    }
+
     /// Readiness of a socket.
     ///
     /// # Errors
@@ -39,6 +68,7 @@ impl Tcp {
                 hung_up: true,
                 writable: true,
                 failed: idle.error.is_some(),
+                reported: !idle.errors.is_empty(),
                 ..Readiness::default()
             },
             Kind::Listener(listener) => {

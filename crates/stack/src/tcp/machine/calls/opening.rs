@@ -13,7 +13,7 @@ use crate::tcp::fast_open::{FastOpen, FastOpenOptions};
 use crate::tcp::flow::Flow;
 use crate::tcp::machine::time_wait::Continued;
 use crate::tcp::machine::{
-    Idle, Kind, Listener, ListenerQueues, ReusePort, SocketEntry, Target, Tcp, TcpOut, TcpSocket,
+    Kind, Listener, ListenerQueues, ReusePort, SocketEntry, Target, Tcp, TcpOut, TcpSocket,
 };
 use crate::tcp::memory::Charge;
 
@@ -225,11 +225,14 @@ impl Tcp {
             now_us: out.now_us,
         };
         let recent = continued.map_or(0, |continued| continued.timestamp);
-        let connection = {
+        let mut connection = {
             let mut cx = self.context(self.pressure(), out);
             Connection::connect(&begin, recent, &mut cx)
         };
         let entry = self.entry_mut(socket)?;
+        if let Kind::Idle(idle) = &mut entry.kind {
+            connection.keep_errors(std::mem::take(&mut idle.errors));
+        }
         if let Kind::Idle(idle) =
             std::mem::replace(&mut entry.kind, Kind::Connection(Box::new(connection)))
         {
@@ -246,7 +249,8 @@ impl Tcp {
         connection.free(out.pool);
         let options = connection.options.get();
         let mut idle = entry.before.take().unwrap_or_default();
-        *idle = Idle { options, error: None, ..*idle };
+        (idle.options, idle.error) = (options, None);
+        idle.errors = connection.take_errors();
         idle.reset_connection_options();
         entry.kind = Kind::Idle(idle);
         let charge = std::mem::take(&mut entry.charge);

@@ -1,6 +1,6 @@
 //! Options of sockets.
 
-use crate::tcp::config::TcpOptions;
+use crate::tcp::config::{TcpOptions, Timestamping};
 use crate::tcp::error::TcpError;
 use crate::tcp::machine::{Kind, Tcp, TcpOut, TcpSocket};
 
@@ -33,6 +33,29 @@ impl Tcp {
             }
         }
         Ok(())
+    }
+
+    /// Sets the times that are told of what is sent (`SO_TIMESTAMPING`). Numbers of bytes begin when
+    /// [`Timestamping::OPT_ID`] is set first: at the oldest byte that is not acknowledged, or at the next one.
+    ///
+    /// # Errors
+    /// [`TcpError::Invalid`] of flags that the kernel does not take, and of numbers without a connection.
+    pub fn set_timestamping(
+        &mut self,
+        socket: TcpSocket,
+        timestamping: Timestamping,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        let entry = self.entry(socket)?;
+        let before = entry.options();
+        let is_open =
+            matches!(&entry.kind, Kind::Connection(connection) if !connection.is_closed());
+        let is_numbered = |flags: Timestamping| flags.has(Timestamping::OPT_ID);
+        let begins = is_numbered(timestamping) && !is_numbered(before.timestamping);
+        if !timestamping.is_valid() || begins && !is_open {
+            return Err(TcpError::Invalid);
+        }
+        self.set_options(socket, TcpOptions { timestamping, ..before }, out)
     }
 
     /// Tells a connection that its route has another MTU. A smaller one acts at once, and so does a larger one

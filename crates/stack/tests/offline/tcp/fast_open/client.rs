@@ -61,7 +61,7 @@ fn tcp_50_calls_are_answered_as_the_kernels() {
     let (client, sent) = begin(&mut pair, b"question");
     assert_eq!(sent, Err(TcpError::InProgress));
     let again = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
-        tcp.connect_with_data(client, ends, MTU, b"question", false, out)
+        tcp.connect_with_data(client, ends, MTU, b"question", WriteFlags::default(), out)
     };
     assert_eq!(pair.call(0, again), Err(TcpError::Already));
     accept(&mut pair, listener);
@@ -102,6 +102,7 @@ fn tcp_50_error_before_syn_is_ignored() {
             error: TcpError::Refused,
             ends_handshake: true,
             is_of_route: false,
+            message: IcmpMessage::default(),
         };
         if let Some(number) = number {
             pair.call(0, |tcp, out| tcp.receive_error(&flow, Seq(number), error, out));

@@ -6,8 +6,8 @@ use std::net::Shutdown;
 use std::sync::Arc;
 
 use forebay_stack::tcp::{
-    FastOpen, FastOpenOptions, ListenerQueues, PathError, Seq, State, Tcp, TcpConfig, TcpError,
-    TcpOut, TcpSocket, WriteFlags,
+    FastOpen, FastOpenOptions, IcmpMessage, ListenerQueues, PathError, Seq, State, Tcp, TcpConfig,
+    TcpError, TcpOut, TcpSocket, WriteFlags,
 };
 
 use super::forged::{Forged, bytes_of};
@@ -38,7 +38,7 @@ fn begin(pair: &mut Pair, bytes: &[u8]) -> (TcpSocket, Result<usize, TcpError>) 
     let ends = (pair.address(0, 0), pair.address(1, 80));
     let client = pair.hosts[0].tcp.socket().unwrap();
     let open = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
-        tcp.connect_with_data(client, ends, MTU, bytes, false, out)
+        tcp.connect_with_data(client, ends, MTU, bytes, WriteFlags::default(), out)
     };
     (client, pair.call(0, open))
 }
