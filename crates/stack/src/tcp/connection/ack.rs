@@ -331,15 +331,15 @@ impl Connection {
         is_sane.then(|| u64::from(age_ms).max(1) * 1000)
     }
 
-    /// An ACK with nothing in flight: the probe timer follows the window (`tcp_ack_probe`).
+    /// An ACK with nothing in flight: the probe timer follows the window, until that takes the whole first packet
+    /// (`tcp_ack_probe`).
     fn acknowledge_probe(&mut self, now_us: u64) {
-        let unsent_bytes = self.unsent_bytes();
-        if unsent_bytes == 0 && !self.has_unsent_fin() {
+        if !self.has_unsent() {
             return;
         }
-        let first_bytes = if unsent_bytes == 0 { 1 } else { unsent_bytes.min(self.send.mss) };
-        let first_end = self.send.next + first_bytes;
-        if first_end.is_after(self.window_end()) {
+        let packet = self.send.queue.packet_at(self.send.next);
+        let has_fin = packet.is_last && self.has_unsent_fin();
+        if (packet.end + u32::from(has_fin)).is_after(self.window_end()) {
             self.arm_probe(now_us);
         } else {
             (self.recovery.backoff, self.recovery.probing_since_ms) = (0, 0);
