@@ -23,6 +23,8 @@ pub(super) struct AckFacts {
     pub(super) is_not_duplicate: bool,
     /// The oldest unacknowledged number advanced (`FLAG_SND_UNA_ADVANCED`).
     pub(super) una_advanced: bool,
+    /// A segment was acknowledged whole (`FLAG_ACKED`).
+    pub(super) acked: bool,
     /// Data were acknowledged, SYN aside (`FLAG_DATA_ACKED`).
     pub(super) data_acked: bool,
     /// Data that had been sent again were acknowledged (`FLAG_RETRANS_DATA_ACKED`).
@@ -243,9 +245,8 @@ impl Connection {
                     self.advance_rack(&sent, cx.now_us);
                 }
             }
-            if !sent.marks.is_syn {
-                facts.data_acked = true;
-            }
+            facts.acked = true;
+            facts.data_acked |= !sent.marks.is_syn;
             facts.sets_timer = true;
         }
         self.sent.trim(ack);
@@ -288,7 +289,7 @@ impl Connection {
             let head = self.sent.first().map(|sent| since(sent.sent_us));
             facts.sets_timer |= by_sack > head;
         }
-        let by_echo = || facts.una_advanced.then(|| self.echo_sample(segment, now_us)).flatten();
+        let by_echo = || facts.acked.then(|| self.echo_sample(segment, now_us)).flatten();
         if let Some(sample_us) = by_ack.or(by_sack).or_else(by_echo) {
             let is_new_round = self.send.una.is_after(self.recovery.round_end);
             if is_new_round {
