@@ -116,6 +116,8 @@ impl Connection {
         connection.tally.data_segs_in = u32::from(segment.payload_len > 0);
         connection.take_syn_data(packet, segment, cx);
         connection.receive.acked = connection.receive.next;
+        let first_window = u16::try_from(accepted.window).unwrap_or(u16::MAX);
+        connection.recovery.repair.first_window = first_window;
         connection.transmit_answer(cookie, cx);
         connection.timers.set_retransmit(cx.now_us + RTO_INITIAL_US);
         connection
@@ -151,7 +153,7 @@ impl Connection {
         let outgoing = Outgoing {
             ack: self.receive.next,
             flags,
-            window: u16::try_from(self.receive.window).unwrap_or(u16::MAX),
+            window: self.recovery.repair.first_window,
             options,
             fast_open: cookie,
             tos: self.options.tos,
@@ -216,7 +218,7 @@ impl Connection {
     /// `tcp_in_window`, with the window that the SYN-ACK announced.
     fn is_in_first_window(&self, segment: &Segment) -> bool {
         let (start, (seq, seq_end)) = (self.receive.next, (segment.seq, segment.end()));
-        let end = start + self.receive.window;
+        let end = start + u32::from(self.recovery.repair.first_window);
         seq == start
             || seq_end.is_after(start) && seq.is_before(end)
             || seq == end && seq == seq_end

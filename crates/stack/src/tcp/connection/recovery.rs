@@ -84,6 +84,8 @@ pub(super) struct Repair {
     pub(super) resend_from: Option<Seq>,
     /// True while a time-out may prove spurious (F-RTO).
     pub(super) is_frto: bool,
+    /// Window that the SYN-ACK told, of a connection that began with its SYN (`tcp_synack_window`), until that is acknowledged.
+    pub(super) first_window: u16,
 }
 
 impl Initial for Repair {
@@ -100,6 +102,7 @@ impl Initial for Repair {
         known_blocks: None,
         resend_from: None,
         is_frto: false,
+        first_window: 0,
     };
 
     fn initial() -> &'static Self {
