@@ -187,7 +187,7 @@ impl Tcp {
         let outgoing = Outgoing {
             ack: request.peer_sequence + 1,
             flags,
-            window: u16::try_from(request.window).unwrap_or(u16::MAX),
+            window: request.told_window(),
             options: offers,
             fast_open: cookie,
             tos: options.tos,
@@ -306,7 +306,7 @@ impl Tcp {
         let outgoing = Outgoing {
             ack: request.peer_sequence + 1,
             flags: Flags::ACK,
-            window: u16::try_from(request.window >> scale).unwrap_or(u16::MAX),
+            window: request.told_window() >> scale,
             options: Options {
                 // As the kernel, none without a timestamp to echo.
                 timestamps: (request.agreed.timestamps && request.timestamp != 0)
@@ -498,7 +498,7 @@ enum Judgement {
 /// `tcp_in_window`.
 fn is_in_window(request: &Request, segment: &Segment) -> bool {
     let start = request.peer_sequence + 1;
-    let end = start + request.window;
+    let end = start + u32::from(request.told_window());
     let (seq, seq_end) = (segment.seq, segment.end());
     if seq == request.peer_sequence && segment.has(Flags::SYN) {
         // The SYN-ACK of a simultaneous open: its SYN is known.

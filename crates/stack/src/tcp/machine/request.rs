@@ -77,6 +77,11 @@ impl Request {
         }
     }
 
+    /// Window that the SYN-ACK tells, which is not scaled (`tcp_synack_window`).
+    pub(super) fn told_window(&self) -> u16 {
+        u16::try_from(self.window).unwrap_or(u16::MAX)
+    }
+
     /// Time until the SYN-ACK is sent again (`tcp_reqsk_timeout`).
     pub(super) fn timeout_us(&self) -> u64 {
         (RTO_INITIAL_US << self.timeouts.min(MAX_DOUBLINGS)).min(RTO_MAX_US)
