@@ -94,6 +94,10 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     }
     form.put(200, &tally.bytes_sent.to_ne_bytes());
     form.put(208, &tally.bytes_retrans.to_ne_bytes());
+    form.put(240, &tally.timeouts.to_ne_bytes());
+    form.put(242, &tally.timeout_recoveries.to_ne_bytes());
+    let recovering_ms = info.timeout_us.map_or(0, age_ms);
+    form.word(244, u64::from(info.timeouts_ms) + recovering_ms);
     form.0
 }
 
@@ -235,7 +239,7 @@ mod tests {
 
     /// Fields of `struct tcp_info` behind `tcpi_total_retrans`, which not every `libc` has, in their order, and their
     /// bytes (linux/tcp.h).
-    const LATER_FIELDS: [(&str, usize); 23] = [
+    const LATER_FIELDS: [(&str, usize); 27] = [
         ("pacing_rate", 8),
         ("max_pacing_rate", 8),
         ("bytes_acked", 8),
@@ -259,6 +263,10 @@ mod tests {
         ("rcv_ooopack", 4),
         ("snd_wnd", 4),
         ("rcv_wnd", 4), // since Linux 6.2
+        ("rehash", 4),
+        ("total_rto", 2), // since Linux 6.7
+        ("total_rto_recoveries", 2),
+        ("total_rto_time", 4),
     ];
 
     /// A connection all of whose numbers differ.
@@ -299,6 +307,8 @@ mod tests {
             send_window_bytes: 122,
             receive_window_bytes: 123,
             resent: Resent { by_timeout: 1000, in_slow_start: 200, fast: 30, as_probe: 4 },
+            timeouts_ms: 145,
+            timeout_us: Some(4_000),
             tally: Tally {
                 bytes_sent: 124 << 32,
                 bytes_retrans: 125 << 32,
@@ -311,6 +321,8 @@ mod tests {
                 delivered: 132,
                 dsack_dups: 133,
                 rcv_ooopack: 134,
+                timeouts: 143,
+                timeout_recoveries: 144,
             },
             busy: BusyTime::default(),
             congestion: Algorithm::Cubic,
@@ -388,6 +400,9 @@ mod tests {
             ("rcv_ooopack", 134),
             ("snd_wnd", 122),
             ("rcv_wnd", 115),
+            ("total_rto", 143),
+            ("total_rto_recoveries", 144),
+            ("total_rto_time", 145 + 6),
         ];
         let mut at = offset_of!(libc::tcp_info, tcpi_total_retrans) + 4;
         let later = LATER_FIELDS.into_iter().filter_map(|(name, bytes)| {

@@ -239,7 +239,7 @@ impl Connection {
         }
         self.resend_answer(cx);
         self.recovery.syn_timeouts = timeouts + 1;
-        self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
+        self.count_timeout(cx.now_us);
         if self.recovery.repair.retransmit_stamp_us == 0 {
             self.recovery.repair.retransmit_stamp_us = cx.now_us;
         }
@@ -265,6 +265,7 @@ impl Connection {
             // Ignored: nothing is in flight that the phase could be about.
             let _ = self.undo_recovery(&facts, cx);
         }
+        self.end_timeout_recovery(cx.now_us);
         self.recovery.retransmits = 0;
         if self.recovery.phase != Phase::Recovery && self.sent.retransmitted == 0 {
             self.recovery.repair.retransmit_stamp_us = 0;

@@ -175,6 +175,10 @@ pub struct TcpInfo {
     pub receive_window_bytes: u32,
     /// Segments sent again, by cause.
     pub resent: Resent,
+    /// Time of recoveries that began with a time-out and are over, in ms (`total_rto_time`).
+    pub timeouts_ms: u32,
+    /// Time of the time-out that the present recovery began with, in µs of the calls' clock; `None` without one.
+    pub timeout_us: Option<u64>,
     /// Bytes and segments sent and received.
     pub tally: Tally,
     /// Times for which bytes waited to be acknowledged (`busy`).
@@ -254,6 +258,8 @@ impl Connection {
             send_window_bytes: self.send.window,
             receive_window_bytes: self.usable_window(),
             resent: self.resent,
+            timeouts_ms: self.recovery.timeouts_ms,
+            timeout_us: Some(self.recovery.repair.timeout_us).filter(|at_us| *at_us > 0),
             tally: self.tally,
             busy: self.busy,
             congestion: self.congestion.algorithm(),

@@ -399,7 +399,7 @@ impl Tcp {
         let accepted = Accepted {
             sent_us: (request.resent == 0).then_some(request.sent_us),
             was_answer_lost: self.was_answer_lost(request, segment),
-            ..request.accepted()
+            ..request.accepted(out.now_us)
         };
         let begin = request.begin(options, out.now_us);
         let connection = {
