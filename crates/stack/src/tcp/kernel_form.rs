@@ -34,7 +34,8 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
         | u8::from(info.window_scales.is_some()) << 2
         | u8::from(info.ecn) << 3
         | u8::from(info.ecn_seen) << 4
-        | u8::from(info.syn_data) << 5;
+        | u8::from(info.syn_data) << 5
+        | u8::from(info.began_with_syn) << 7;
     let WindowScales { send, receive } = info.window_scales.unwrap_or_default();
     let (state, phase, scales) =
         (number_of(info.state), phase_of(info.phase), send & 15 | receive << 4);
@@ -339,6 +340,7 @@ mod tests {
             ecn: true,
             ecn_seen: true,
             syn_data: false,
+            began_with_syn: true,
             window_scales: Some(WindowScales { send: 3, receive: 9 }),
         }
     }
@@ -356,7 +358,7 @@ mod tests {
             tcpi_retransmits: 1 = 22,
             tcpi_probes: 1 = 23,
             tcpi_backoff: 1 = 21,
-            tcpi_options: 1 = 0b1_1101,
+            tcpi_options: 1 = 0b1001_1101,
             tcpi_snd_rcv_wscale: 1 = 0x93,
             tcpi_rto: 4 = 104,
             tcpi_ato: 4 = 109,

@@ -41,14 +41,23 @@ impl Opening {
     pub(super) const NO_COOKIE: Self = Self(1 << 2);
     /// Connection of a client, whose SYN had an option of Fast Open (`syn_fastopen`).
     pub(super) const OFFERED: Self = Self(1 << 5);
-    /// The option was in the experimental form (`syn_fastopen_exp`).
+    /// The option was in the experimental form (`syn_fastopen_exp`). Shares its bit with
+    /// [`BEGAN_WITH_SYN`](Self::BEGAN_WITH_SYN) of listeners.
     pub(super) const EXPERIMENTAL: Self = Self(1 << 6);
     /// Connection of a client, whose caller waits to write more: the ACK of the SYN-ACK waits for that
     /// (`sk_write_pending`).
     pub(super) const WRITER_WAITS: Self = Self(1 << 7);
+    /// Connection of a listener, which began with its SYN. Shares its bit with [`EXPERIMENTAL`](Self::EXPERIMENTAL) of
+    /// clients, of which a SYN was [`OFFERED`](Self::OFFERED).
+    const BEGAN_WITH_SYN: Self = Self(1 << 6);
 
     pub(super) const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// True of a connection of a listener that began with its SYN (`syn_fastopen_child`).
+    pub(super) fn began_with_syn(self) -> bool {
+        self.has(Self::BEGAN_WITH_SYN) && !self.has(Self::OFFERED)
     }
 
     /// True if one of the facts holds.
@@ -107,7 +116,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Self {
         let mut connection = Self::accept(begin, accepted, cx);
-        connection.opening.note(Opening::AWAITS_ACK);
+        connection.opening.note(Opening::AWAITS_ACK.with(Opening::BEGAN_WITH_SYN));
         let send = &mut connection.send;
         send.una = send.next;
         (send.window, send.max_window) = (segment.window.into(), segment.window.into());

@@ -211,6 +211,8 @@ pub struct TcpInfo {
     pub ecn_seen: bool,
     /// The SYN carried data that were taken (RFC 7413).
     pub syn_data: bool,
+    /// The connection is a listener's, and began with its SYN (`TCPI_OPT_TFO_CHILD`).
+    pub began_with_syn: bool,
     /// Shifts of the windows; `None` without scaling.
     pub window_scales: Option<WindowScales>,
 }
@@ -276,6 +278,7 @@ impl Connection {
             ecn: agreed.ecn,
             ecn_seen: self.receive.was_capable,
             syn_data: self.opening.has(Opening::DATA_TAKEN),
+            began_with_syn: self.opening.began_with_syn(),
             window_scales: agreed.scales,
         };
         if self.state == State::SynSent {
