@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::RTO_INITIAL_US;
+use super::super::config::{MIN_MSS, RTO_INITIAL_US};
 use super::super::error::TcpError;
 use super::super::fast_open::{CookieOption, Refused};
 use super::super::receive_queue::Payload;
@@ -325,6 +325,12 @@ impl Connection {
 
     /// Queues data of a SYN, as many as fit, and records them as sent (`tcp_send_syn_data`). Returns their number.
     pub(super) fn put_into_syn(&mut self, fast: &FastConnect<'_>, cx: &Context<'_>) -> u32 {
+        if let Some(mss) = fast.mss.filter(|_| fast.takes_data) {
+            // Until the server's answer: as much as it announced before.
+            let of_user = self.options.rare.max_segment.unwrap_or(u16::MAX);
+            self.send.peer_mss = u32::from(mss.min(of_user)).max(MIN_MSS);
+            self.set_mss(cx.config);
+        }
         let room = if fast.takes_data { self.syn_room(fast.mss) as usize } else { 0 };
         let bytes = fast.bytes.get(..room).unwrap_or(fast.bytes);
         if let Some(option) = fast.option {
