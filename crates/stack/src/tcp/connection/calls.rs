@@ -345,10 +345,13 @@ impl Connection {
         self.send.queue.len_bytes()
     }
 
-    /// Sequence numbers that are not acknowledged, that of the FIN among them (`SIOCOUTQ`).
+    /// Sequence numbers that are not acknowledged, that of the FIN among them: none as long as the connection is not open,
+    /// and at its end as many as were left (`SIOCOUTQ`).
     pub(in crate::tcp) fn unacknowledged(&self) -> u32 {
-        let awaits_fin = self.send.fin && self.state != State::Closed && !self.is_fin_acked();
-        self.unacknowledged_bytes() + u32::from(awaits_fin)
+        match self.state {
+            State::SynSent | State::SynReceived => 0,
+            _ => (self.send.queue.end() + u32::from(self.send.fin)).bytes_since(self.send.una),
+        }
     }
 
     /// Bytes that were received and not read, up to an urgent one (`SIOCINQ`).
