@@ -67,8 +67,6 @@ pub(crate) struct Entry {
     /// `SO_RCVTIMEO` and `SO_SNDTIMEO`, in µs.
     pub(crate) receive_timeout_us: Option<u64>,
     pub(crate) send_timeout_us: Option<u64>,
-    /// Bytes that a read and a poll wait for (`SO_RCVLOWAT`).
-    pub(crate) low_water_bytes: u32,
     pub(crate) kept: Kept,
     /// Writes that found too little room.
     pub(crate) full_writes: u32,
@@ -207,7 +205,7 @@ impl Shim {
         if flags.wants_errors {
             return self.take_report(fd).map(|_| 0);
         }
-        let mut low_water = self.lock().entry(fd)?.low_water_bytes as usize;
+        let mut low_water = self.lock().options(fd)?.low_water_bytes as usize;
         let (mut filled, mut peeked) = (0, 0);
         let result = self.wait(waits && !flags.is_urgent, timeout_us, |state| {
             if filled > 0 && state.has_nothing_more(fd)? {
@@ -568,6 +566,11 @@ impl State {
         self.sockets.contains_key(&fd) || self.epolls.contains_key(&fd)
     }
 
+    pub(crate) fn options(&mut self, fd: i32) -> Result<TcpOptions, Errno> {
+        let socket = self.entry(fd)?.socket;
+        Ok(self.host.tcp.options(socket)?)
+    }
+
     pub(crate) fn entry(&mut self, fd: i32) -> Result<&mut Entry, Errno> {
         self.sockets.get_mut(&fd).ok_or(Errno(libc::EBADF))
     }
@@ -582,7 +585,6 @@ impl Entry {
             reuses_address: false,
             receive_timeout_us: None,
             send_timeout_us: None,
-            low_water_bytes: 1,
             kept: Kept::default(),
             full_writes: 0,
         }

@@ -104,7 +104,7 @@ impl Host {
         Self {
             tcp,
             config,
-            sysctls: Sysctls::new(),
+            sysctls: Sysctls::new(flags),
             hasher: FlowHasher::new(SECRET),
             network,
             identity: Identity {

@@ -77,15 +77,11 @@ impl Shim {
             }
             libc::SO_RCVLOWAT => {
                 // A negative number is a large one.
-                let mut state = self.lock();
-                let socket = state.entry(fd)?.socket;
-                let rcvbuf = state.host.tcp.options(socket)?.rcvbuf;
-                let most = rcvbuf.unwrap_or(TcpConfig::KERNELS.rmem.1) / 2;
-                let bytes = number?.cast_unsigned().min(most).max(1);
-                state.entry(fd)?.low_water_bytes = bytes;
-                // Without a connection there is no buffer.
-                let _ = state.host.call(|tcp, out| tcp.fit_low_water(socket, bytes, out));
-                Ok(0)
+                let bytes = number?.cast_unsigned();
+                self.set_options(fd, |options| {
+                    let most = options.rcvbuf.unwrap_or(TcpConfig::KERNELS.rmem.1) / 2;
+                    options.low_water_bytes = bytes.min(most).max(1);
+                })
             }
             libc::SO_LINGER => {
                 let (on, linger) = (number?, self::number(value.get(4..).unwrap_or_default())?);
@@ -367,7 +363,7 @@ impl Shim {
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(6),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(if state.host.is_ipv6() { 10 } else { 2 }),
             (libc::SOL_SOCKET, libc::SO_PASSCRED) => Err(Errno(libc::EOPNOTSUPP)),
-            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => int(entry.low_water_bytes.into()),
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => int(options.low_water_bytes.into()),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(options.oob_inline.into()),
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let mut pair = int(options.linger_s.is_some().into())?;

@@ -161,17 +161,13 @@ impl Watched {
 }
 
 impl State {
-    /// Readiness of a descriptor. Less than `SO_RCVLOWAT` is not readable, unless it is all.
+    /// Readiness of a descriptor. An error alone is not readable, as in the kernel.
     pub(crate) fn readiness(&mut self, fd: i32) -> Result<Readiness, Errno> {
-        let entry = self.entry(fd)?;
-        let &mut Entry { socket, low_water_bytes, listens, .. } = entry;
+        let socket = self.entry(fd)?.socket;
         let mut ready = self.host.tcp.readiness(socket)?;
-        if !listens && ready.readable && !ready.peer_closed {
-            let info = self.host.tcp.info(socket)?;
-            let received = info.map_or(0, |info| info.unread_bytes);
-            let is_urgent =
-                self.host.tcp.is_at_urgent(socket)? && !self.host.tcp.options(socket)?.oob_inline;
-            ready.readable = received >= low_water_bytes.saturating_add(is_urgent.into());
+        if ready.failed && !ready.peer_closed {
+            let unread = self.host.tcp.info(socket)?.map_or(0, |info| info.unread_bytes);
+            ready.readable = unread >= self.options(fd)?.low_water_bytes;
         }
         Ok(ready)
     }

@@ -58,16 +58,25 @@ const NAMES: [&str; 42] = [
     "tcp_wmem",
 ];
 
-/// Values when the host was created, and those that a script has set since.
+/// Values when the host was created, those that its flags give, and those that a script has set since.
 #[derive(Debug)]
 pub(crate) struct Sysctls {
+    given: BTreeMap<String, String>,
     first: BTreeMap<&'static str, String>,
     changed: BTreeMap<&'static str, String>,
 }
 
 impl Sysctls {
-    pub(crate) fn new() -> Self {
-        Self { first: read(), changed: BTreeMap::new() }
+    /// Begins with the flags of a host.
+    pub(crate) fn new(flags: &str) -> Self {
+        let given = flags.split_whitespace().filter_map(|flag| flag.split_once('='));
+        let given = given.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Self { given, first: read(), changed: BTreeMap::new() }
+    }
+
+    /// Number that a script has set, or else that of the flags.
+    fn number(&self, name: &str) -> Option<u32> {
+        self.changed.get(name).or_else(|| self.given.get(name))?.parse().ok()
     }
 
     /// Reads the values again. Returns true if one is another.
@@ -95,15 +104,15 @@ impl Sysctls {
 
     /// Options that sockets begin with.
     pub(crate) fn options(&self, mut options: TcpOptions) -> TcpOptions {
-        let number = |name: &str| self.changed.get(name)?.parse::<u32>().ok();
-        let seconds_us = |name: &str| number(name).map(|seconds| u64::from(seconds) * SECOND_US);
+        let seconds_us =
+            |name: &str| self.number(name).map(|seconds| u64::from(seconds) * SECOND_US);
         if let Some(idle_us) = seconds_us("tcp_keepalive_time") {
             options.keepalive_idle_us = idle_us;
         }
         if let Some(interval_us) = seconds_us("tcp_keepalive_intvl") {
             options.keepalive_interval_us = interval_us;
         }
-        if let Some(probes) = number("tcp_keepalive_probes") {
+        if let Some(probes) = self.number("tcp_keepalive_probes") {
             options.keepalive_probes = u8::try_from(probes).unwrap_or(u8::MAX);
         }
         options
@@ -111,7 +120,7 @@ impl Sysctls {
 
     /// Bytes not sent from which on no more are taken, of sockets without an option of their own.
     pub(crate) fn unsent_limit(&self) -> Option<NonZeroU32> {
-        self.changed.get("tcp_notsent_lowat")?.parse().ok()
+        self.number("tcp_notsent_lowat").and_then(NonZeroU32::new)
     }
 }
 

@@ -318,6 +318,9 @@ pub struct TcpOptions {
     pub oob_inline: bool,
     /// Receive buffer, in bytes of memory; `None` for one that grows (`SO_RCVBUF`).
     pub rcvbuf: Option<u32>,
+    /// Bytes that a reader waits for (`SO_RCVLOWAT`), which a receive buffer that grows has room for. With fewer, a socket is
+    /// not readable unless no more can come, and every second segment is acknowledged.
+    pub low_water_bytes: u32,
     /// Send buffer, in bytes of memory; `None` for one that grows (`SO_SNDBUF`).
     pub sndbuf: Option<u32>,
     /// Largest segment (`TCP_MAXSEG`).
@@ -372,6 +375,7 @@ impl TcpOptions {
         linger_s: None,
         oob_inline: false,
         rcvbuf: None,
+        low_water_bytes: 1,
         sndbuf: None,
         max_segment: None,
         window_clamp: None,

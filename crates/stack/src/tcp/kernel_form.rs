@@ -34,7 +34,8 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
         | u8::from(info.window_scales.is_some()) << 2
         | u8::from(info.ecn) << 3
         | u8::from(info.ecn_seen) << 4
-        | u8::from(info.syn_data) << 5;
+        | u8::from(info.syn_data) << 5
+        | u8::from(info.began_with_syn) << 7;
     let WindowScales { send, receive } = info.window_scales.unwrap_or_default();
     let (state, phase, scales) =
         (number_of(info.state), phase_of(info.phase), send & 15 | receive << 4);
@@ -96,6 +97,10 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     }
     form.put(200, &tally.bytes_sent.to_ne_bytes());
     form.put(208, &tally.bytes_retrans.to_ne_bytes());
+    form.put(240, &tally.timeouts.to_ne_bytes());
+    form.put(242, &tally.timeout_recoveries.to_ne_bytes());
+    let recovering_ms = info.timeout_us.map_or(0, age_ms);
+    form.word(244, u64::from(info.timeouts_ms) + recovering_ms);
     form.0
 }
 
@@ -237,7 +242,7 @@ mod tests {
 
     /// Fields of `struct tcp_info` behind `tcpi_total_retrans`, which not every `libc` has, in their order, and their
     /// bytes (linux/tcp.h).
-    const LATER_FIELDS: [(&str, usize); 23] = [
+    const LATER_FIELDS: [(&str, usize); 27] = [
         ("pacing_rate", 8),
         ("max_pacing_rate", 8),
         ("bytes_acked", 8),
@@ -261,6 +266,10 @@ mod tests {
         ("rcv_ooopack", 4),
         ("snd_wnd", 4),
         ("rcv_wnd", 4), // since Linux 6.2
+        ("rehash", 4),
+        ("total_rto", 2), // since Linux 6.7
+        ("total_rto_recoveries", 2),
+        ("total_rto_time", 4),
     ];
 
     /// A connection all of whose numbers differ.
@@ -301,6 +310,8 @@ mod tests {
             send_window_bytes: 122,
             receive_window_bytes: 123,
             resent: Resent { by_timeout: 1000, in_slow_start: 200, fast: 30, as_probe: 4 },
+            timeouts_ms: 145,
+            timeout_us: Some(4_000),
             tally: Tally {
                 bytes_sent: 124 << 32,
                 bytes_retrans: 125 << 32,
@@ -314,6 +325,8 @@ mod tests {
                 delivered_ce: 143,
                 dsack_dups: 133,
                 rcv_ooopack: 134,
+                timeouts: 143,
+                timeout_recoveries: 144,
             },
             busy: BusyTime::default(),
             congestion: Algorithm::Cubic,
@@ -330,6 +343,7 @@ mod tests {
             ecn: true,
             ecn_seen: true,
             syn_data: false,
+            began_with_syn: true,
             window_scales: Some(WindowScales { send: 3, receive: 9 }),
             delivery_rate: 144 << 32,
             is_delivery_limited: false,
@@ -349,7 +363,7 @@ mod tests {
             tcpi_retransmits: 1 = 22,
             tcpi_probes: 1 = 23,
             tcpi_backoff: 1 = 21,
-            tcpi_options: 1 = 0b1_1101,
+            tcpi_options: 1 = 0b1001_1101,
             tcpi_snd_rcv_wscale: 1 = 0x93,
             tcpi_rto: 4 = 104,
             tcpi_ato: 4 = 109,
@@ -395,6 +409,9 @@ mod tests {
             ("rcv_ooopack", 134),
             ("snd_wnd", 122),
             ("rcv_wnd", 115),
+            ("total_rto", 143),
+            ("total_rto_recoveries", 144),
+            ("total_rto_time", 145 + 6),
         ];
         let mut at = offset_of!(libc::tcp_info, tcpi_total_retrans) + 4;
         let later = LATER_FIELDS.into_iter().filter_map(|(name, bytes)| {

@@ -24,6 +24,8 @@ pub(super) struct AckFacts {
     pub(super) is_not_duplicate: bool,
     /// The oldest unacknowledged number advanced (`FLAG_SND_UNA_ADVANCED`).
     pub(super) una_advanced: bool,
+    /// A segment was acknowledged whole (`FLAG_ACKED`).
+    pub(super) acked: bool,
     /// Data were acknowledged, SYN aside (`FLAG_DATA_ACKED`).
     pub(super) data_acked: bool,
     /// Data that had been sent again were acknowledged (`FLAG_RETRANS_DATA_ACKED`).
@@ -256,9 +258,8 @@ impl Connection {
                     self.advance_rack(&sent, cx.now_us);
                 }
             }
-            if !sent.marks.is_syn {
-                facts.data_acked = true;
-            }
+            facts.acked = true;
+            facts.data_acked |= !sent.marks.is_syn;
             facts.sets_timer = true;
         }
         self.sent.trim(ack);
@@ -301,7 +302,7 @@ impl Connection {
             let head = self.sent.first().map(|sent| since(sent.sent_us));
             facts.sets_timer |= by_sack > head;
         }
-        let by_echo = || facts.una_advanced.then(|| self.echo_sample(segment, now_us)).flatten();
+        let by_echo = || facts.acked.then(|| self.echo_sample(segment, now_us)).flatten();
         if let Some(sample_us) = by_ack.or(by_sack).or_else(by_echo) {
             let is_new_round = self.send.una.is_after(self.recovery.round_end);
             if is_new_round {
@@ -344,15 +345,15 @@ impl Connection {
         is_sane.then(|| u64::from(age_ms).max(1) * 1000)
     }
 
-    /// An ACK with nothing in flight: the probe timer follows the window (`tcp_ack_probe`).
+    /// An ACK with nothing in flight: the probe timer follows the window, until that takes the whole first packet
+    /// (`tcp_ack_probe`).
     fn acknowledge_probe(&mut self, now_us: u64) {
-        let unsent_bytes = self.unsent_bytes();
-        if unsent_bytes == 0 && !self.has_unsent_fin() {
+        if !self.has_unsent() {
             return;
         }
-        let first_bytes = if unsent_bytes == 0 { 1 } else { unsent_bytes.min(self.send.mss) };
-        let first_end = self.send.next + first_bytes;
-        if first_end.is_after(self.window_end()) {
+        let packet = self.send.queue.packet_at(self.send.next);
+        let has_fin = packet.is_last && self.has_unsent_fin();
+        if (packet.end + u32::from(has_fin)).is_after(self.window_end()) {
             self.arm_probe(now_us);
         } else {
             (self.recovery.backoff, self.recovery.probing_since_ms) = (0, 0);

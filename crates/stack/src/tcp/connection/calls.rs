@@ -13,7 +13,7 @@ use super::{Connection, Context, State, Substate};
 /// Readiness of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Readiness {
-    /// A read returns bytes, the end of the stream or an error.
+    /// A read returns as many bytes as were asked for or as there is room for, the end of the stream or an error.
     pub readable: bool,
     /// A write takes bytes or returns an error; a connection being opened is open, or failed.
     pub writable: bool,
@@ -47,7 +47,7 @@ impl Connection {
         let both = self.shut.receive && self.shut.send;
         let has_room = self.is_writable();
         Readiness {
-            readable: self.readable_bytes() > 0 || self.shut.receive || self.error.is_some(),
+            readable: self.has_enough_to_read() || self.shut.receive || self.error.is_some(),
             writable: !is_opening && has_room || self.shut.send || self.error.is_some(),
             peer_closed: self.shut.receive,
             hung_up: both || self.state == State::Closed,
@@ -62,6 +62,17 @@ impl Connection {
         let len = self.receive.queue.len_bytes();
         let alone = self.is_at_urgent();
         if alone && !self.options.oob_inline { len.saturating_sub(1) } else { len }
+    }
+
+    /// True if there is what a reader waits for, or no room for that: the buffer is nearly full, or its window takes no more
+    /// than a segment (`tcp_epollin_ready`).
+    fn has_enough_to_read(&self) -> bool {
+        let (readable, buffer) = (self.readable_bytes(), self.receive.buffer.bytes());
+        let is_full = || {
+            self.receive.queue.truesize() > buffer - buffer / 8
+                || self.usable_window() <= self.delayed.segment_bytes()
+        };
+        readable > 0 && (readable >= self.options.rare.low_water_bytes || is_full())
     }
 
     /// Takes the error that waits, or else that of the path (`SO_ERROR`).
@@ -282,6 +293,9 @@ impl Connection {
         if let Some(bytes) = options.rcvbuf.filter(|_| options.rcvbuf != before.rcvbuf) {
             self.receive.buffer.fix(bytes);
         }
+        if options.low_water_bytes != before.low_water_bytes {
+            self.receive.buffer.fit_low_water(&options, cx.config);
+        }
         if let Some(clamp) =
             options.window_clamp.filter(|_| options.window_clamp != before.window_clamp)
         {
@@ -310,13 +324,6 @@ impl Connection {
         (self.options.cork, self.options.nodelay) = before;
     }
 
-    /// Lets a reader wait for so many bytes (`SO_RCVLOWAT`).
-    pub(in crate::tcp) fn fit_low_water(&mut self, len: u32, cx: &Context<'_>) {
-        if self.options.rare.rcvbuf.is_none() {
-            self.receive.buffer.fit_low_water(len.min(cx.config.rmem.1 / 2));
-        }
-    }
-
     /// `TCP_QUICKACK`.
     pub(in crate::tcp) fn set_quick_acks(&mut self, on: bool, cx: &mut Context<'_>) {
         self.delayed.set_quick(on);
@@ -338,10 +345,13 @@ impl Connection {
         self.send.queue.len_bytes()
     }
 
-    /// Sequence numbers that are not acknowledged, that of the FIN among them (`SIOCOUTQ`).
+    /// Sequence numbers that are not acknowledged, that of the FIN among them: none as long as the connection is not open,
+    /// and at its end as many as were left (`SIOCOUTQ`).
     pub(in crate::tcp) fn unacknowledged(&self) -> u32 {
-        let awaits_fin = self.send.fin && self.state != State::Closed && !self.is_fin_acked();
-        self.unacknowledged_bytes() + u32::from(awaits_fin)
+        match self.state {
+            State::SynSent | State::SynReceived => 0,
+            _ => (self.send.queue.end() + u32::from(self.send.fin)).bytes_since(self.send.una),
+        }
     }
 
     /// Bytes that were received and not read, up to an urgent one (`SIOCINQ`).

@@ -264,8 +264,11 @@ impl Connection {
             return;
         }
         let unacked = self.receive.next.bytes_since(self.receive.acked);
-        let is_second =
-            unacked > self.delayed.segment_bytes && self.free_window(cx) >= self.receive.window;
+        // A reader that waits for more does not open the window.
+        let unread = self.receive.next - self.read_seq();
+        let is_second = unacked > self.delayed.segment_bytes
+            && (unread < self.options.rare.low_water_bytes
+                || self.free_window(cx) >= self.receive.window);
         if is_second || self.delayed.is_due || self.delayed.is_quick() {
             return self.send_ack(cx);
         }

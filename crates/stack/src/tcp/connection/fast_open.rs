@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::RTO_INITIAL_US;
+use super::super::config::{MIN_MSS, RTO_INITIAL_US};
 use super::super::error::TcpError;
 use super::super::fast_open::{CookieOption, Refused};
 use super::super::receive_queue::Payload;
@@ -41,14 +41,23 @@ impl Opening {
     pub(super) const NO_COOKIE: Self = Self(1 << 2);
     /// Connection of a client, whose SYN had an option of Fast Open (`syn_fastopen`).
     pub(super) const OFFERED: Self = Self(1 << 5);
-    /// The option was in the experimental form (`syn_fastopen_exp`).
+    /// The option was in the experimental form (`syn_fastopen_exp`). Shares its bit with
+    /// [`BEGAN_WITH_SYN`](Self::BEGAN_WITH_SYN) of listeners.
     pub(super) const EXPERIMENTAL: Self = Self(1 << 6);
     /// Connection of a client, whose caller waits to write more: the ACK of the SYN-ACK waits for that
     /// (`sk_write_pending`).
     pub(super) const WRITER_WAITS: Self = Self(1 << 7);
+    /// Connection of a listener, which began with its SYN. Shares its bit with [`EXPERIMENTAL`](Self::EXPERIMENTAL) of
+    /// clients, of which a SYN was [`OFFERED`](Self::OFFERED).
+    const BEGAN_WITH_SYN: Self = Self(1 << 6);
 
     pub(super) const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// True of a connection of a listener that began with its SYN (`syn_fastopen_child`).
+    pub(super) fn began_with_syn(self) -> bool {
+        self.has(Self::BEGAN_WITH_SYN) && !self.has(Self::OFFERED)
     }
 
     /// True if one of the facts holds.
@@ -107,7 +116,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Self {
         let mut connection = Self::accept(begin, accepted, cx);
-        connection.opening.note(Opening::AWAITS_ACK);
+        connection.opening.note(Opening::AWAITS_ACK.with(Opening::BEGAN_WITH_SYN));
         let send = &mut connection.send;
         send.una = send.next;
         (send.window, send.max_window) = (segment.window.into(), segment.window.into());
@@ -116,6 +125,8 @@ impl Connection {
         connection.tally.data_segs_in = u32::from(segment.payload_len > 0);
         connection.take_syn_data(packet, segment, cx);
         connection.receive.acked = connection.receive.next;
+        let first_window = u16::try_from(accepted.window).unwrap_or(u16::MAX);
+        connection.recovery.repair.first_window = first_window;
         connection.transmit_answer(cookie, cx);
         connection.timers.set_retransmit(cx.now_us + RTO_INITIAL_US);
         connection
@@ -151,7 +162,7 @@ impl Connection {
         let outgoing = Outgoing {
             ack: self.receive.next,
             flags,
-            window: u16::try_from(self.receive.window).unwrap_or(u16::MAX),
+            window: self.recovery.repair.first_window,
             options,
             fast_open: cookie,
             tos: self.options.tos,
@@ -216,7 +227,7 @@ impl Connection {
     /// `tcp_in_window`, with the window that the SYN-ACK announced.
     fn is_in_first_window(&self, segment: &Segment) -> bool {
         let (start, (seq, seq_end)) = (self.receive.next, (segment.seq, segment.end()));
-        let end = start + self.receive.window;
+        let end = start + u32::from(self.recovery.repair.first_window);
         seq == start
             || seq_end.is_after(start) && seq.is_before(end)
             || seq == end && seq == seq_end
@@ -237,7 +248,7 @@ impl Connection {
         }
         self.resend_answer(cx);
         self.recovery.syn_timeouts = timeouts + 1;
-        self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
+        self.count_timeout(cx.now_us);
         if self.recovery.repair.retransmit_stamp_us == 0 {
             self.recovery.repair.retransmit_stamp_us = cx.now_us;
         }
@@ -263,6 +274,7 @@ impl Connection {
             // Ignored: nothing is in flight that the phase could be about.
             let _ = self.undo_recovery(&facts, cx);
         }
+        self.end_timeout_recovery(cx.now_us);
         self.recovery.retransmits = 0;
         if self.recovery.phase != Phase::Recovery && self.sent.retransmitted == 0 {
             self.recovery.repair.retransmit_stamp_us = 0;
@@ -313,6 +325,12 @@ impl Connection {
 
     /// Queues data of a SYN, as many as fit, and records them as sent (`tcp_send_syn_data`). Returns their number.
     pub(super) fn put_into_syn(&mut self, fast: &FastConnect<'_>, cx: &Context<'_>) -> u32 {
+        if let Some(mss) = fast.mss.filter(|_| fast.takes_data) {
+            // Until the server's answer: as much as it announced before.
+            let of_user = self.options.rare.max_segment.unwrap_or(u16::MAX);
+            self.send.peer_mss = u32::from(mss.min(of_user)).max(MIN_MSS);
+            self.set_mss(cx.config);
+        }
         let room = if fast.takes_data { self.syn_room(fast.mss) as usize } else { 0 };
         let bytes = fast.bytes.get(..room).unwrap_or(fast.bytes);
         if let Some(option) = fast.option {

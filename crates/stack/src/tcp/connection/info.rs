@@ -175,6 +175,10 @@ pub struct TcpInfo {
     pub receive_window_bytes: u32,
     /// Segments sent again, by cause.
     pub resent: Resent,
+    /// Time of recoveries that began with a time-out and are over, in ms (`total_rto_time`).
+    pub timeouts_ms: u32,
+    /// Time of the time-out that the present recovery began with, in µs of the calls' clock; `None` without one.
+    pub timeout_us: Option<u64>,
     /// Bytes and segments sent and received.
     pub tally: Tally,
     /// Times for which bytes waited to be acknowledged (`busy`).
@@ -207,6 +211,8 @@ pub struct TcpInfo {
     pub ecn_seen: bool,
     /// The SYN carried data that were taken (RFC 7413).
     pub syn_data: bool,
+    /// The connection is a listener's, and began with its SYN (`TCPI_OPT_TFO_CHILD`).
+    pub began_with_syn: bool,
     /// Shifts of the windows; `None` without scaling.
     pub window_scales: Option<WindowScales>,
     /// Rate at which the path delivered segments last, in bytes a second; 0 before the first sample.
@@ -258,6 +264,8 @@ impl Connection {
             send_window_bytes: self.send.window,
             receive_window_bytes: self.usable_window(),
             resent: self.resent,
+            timeouts_ms: self.recovery.timeouts_ms,
+            timeout_us: Some(self.recovery.repair.timeout_us).filter(|at_us| *at_us > 0),
             tally: self.tally,
             busy: self.busy,
             congestion: self.congestion.algorithm(),
@@ -274,6 +282,7 @@ impl Connection {
             ecn: agreed.ecn,
             ecn_seen: self.receive.was_capable,
             syn_data: self.opening.has(Opening::DATA_TAKEN),
+            began_with_syn: self.opening.began_with_syn(),
             window_scales: agreed.scales,
             delivery_rate: self.rate.bytes_per_s(self.send.mss),
             is_delivery_limited: self.rate.is_limited(),

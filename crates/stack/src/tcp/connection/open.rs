@@ -57,6 +57,9 @@ pub(in crate::tcp) struct Accepted {
     pub(in crate::tcp) window: u32,
     /// Time when the SYN-ACK was sent, in µs; `None` if it was sent more than once.
     pub(in crate::tcp) sent_us: Option<u64>,
+    /// Time-outs of the SYN-ACK (`num_timeout`), and the time since it was sent first, in ms, if there are any.
+    pub(in crate::tcp) timeouts: u8,
+    pub(in crate::tcp) timeouts_ms: u32,
     /// True if SYN-ACKs were lost, the first one among them.
     pub(in crate::tcp) was_answer_lost: bool,
     /// Times that the SYN-ACK was sent again (`num_retrans`).
@@ -215,6 +218,9 @@ impl Connection {
         connection.recovery.restart(connection.send.next);
         // The SYN.
         connection.tally.segs_in = 1;
+        connection.tally.timeouts = accepted.timeouts.into();
+        connection.tally.timeout_recoveries = u16::from(accepted.timeouts > 0);
+        connection.recovery.timeouts_ms = accepted.timeouts_ms;
         cx.counters.passive_opens.add(1);
         connection.set_mss(cx.config);
         connection
@@ -408,6 +414,7 @@ impl Connection {
         // The SYN.
         self.tally.delivered = 1;
         (self.recovery.retransmits, self.recovery.backoff) = (0, 0);
+        self.end_timeout_recovery(cx.now_us);
         self.receive.last_us = cx.now_us;
         self.begin_transfer(cx);
         self.rearm_retransmit(cx.now_us);

@@ -1,6 +1,7 @@
 //! Loss recovery: its phases, and what ends them (`tcp_fastretrans_alert`; RFC 5681, 6582, 6675,
 //! 5682, 3522).
 
+use super::super::config::{MS, us_u32};
 use super::super::on_demand::{Initial, OnDemand};
 use super::super::seq::Seq;
 use super::super::wire::SackBlocks;
@@ -55,6 +56,8 @@ pub(super) struct Recovery {
     /// (`snd_cwnd_used`, `snd_cwnd_stamp`).
     pub(super) window_used: u32,
     pub(super) window_stamp_ms: u32,
+    /// Time of recoveries that began with a time-out and are over, in ms (`total_rto_time`).
+    pub(super) timeouts_ms: u32,
     pub(super) loss_probe: Option<LossProbe>,
     pub(super) repair: OnDemand<Repair>,
 }
@@ -84,6 +87,10 @@ pub(super) struct Repair {
     pub(super) resend_from: Option<Seq>,
     /// True while a time-out may prove spurious (F-RTO).
     pub(super) is_frto: bool,
+    /// Window that the SYN-ACK told, of a connection that began with its SYN (`tcp_synack_window`), until that is acknowledged.
+    pub(super) first_window: u16,
+    /// Time of the time-out that the present recovery began with, in µs; 0 without one (`rto_stamp`).
+    pub(super) timeout_us: u64,
 }
 
 impl Initial for Repair {
@@ -100,6 +107,8 @@ impl Initial for Repair {
         known_blocks: None,
         resend_from: None,
         is_frto: false,
+        first_window: 0,
+        timeout_us: 0,
     };
 
     fn initial() -> &'static Self {
@@ -137,6 +146,7 @@ impl Recovery {
             is_window_limited: false,
             window_used: 0,
             window_stamp_ms: 0,
+            timeouts_ms: 0,
             loss_probe: None,
             repair: OnDemand::default(),
         }
@@ -209,6 +219,19 @@ impl Connection {
         facts: &mut AckFacts,
         cx: &mut Context<'_>,
     ) -> Resend {
+        let resend = self.recover_by_phase(prior_una, facts, cx);
+        if !self.recovery.is_recovering() {
+            self.end_timeout_recovery(cx.now_us);
+        }
+        resend
+    }
+
+    fn recover_by_phase(
+        &mut self,
+        prior_una: Seq,
+        facts: &mut AckFacts,
+        cx: &mut Context<'_>,
+    ) -> Resend {
         if facts.ece {
             self.recovery.repair.prior_ssthresh = 0;
         }
@@ -222,6 +245,9 @@ impl Connection {
             Phase::Recovery => self.continue_recovery(prior_una, facts, cx),
             Phase::Loss => {
                 let resend = self.continue_loss(facts, cx);
+                if self.recovery.phase != Phase::Loss {
+                    self.end_timeout_recovery(cx.now_us);
+                }
                 self.find_losses(facts, cx);
                 if self.recovery.phase == Phase::Loss && !facts.retransmission_lost {
                     return resend;
@@ -553,6 +579,26 @@ impl Connection {
             cx.config.frto && (was_open || self.recovery.retransmits > 0);
         self.recovery.loss_probe = None;
         self.cwr_is_due = self.agreed.ecn;
+    }
+
+    /// Counts a time-out, whose recovery begins if it is the first without progress (`tcp_update_rto_stats`).
+    pub(super) fn count_timeout(&mut self, now_us: u64) {
+        let is_first = self.recovery.retransmits == 0;
+        if is_first {
+            self.recovery.repair.timeout_us = now_us;
+        }
+        self.tally.count_timeout(is_first);
+        self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
+    }
+
+    /// Counts the time of a recovery that began with a time-out, if there is one (`tcp_update_rto_time`).
+    pub(super) fn end_timeout_recovery(&mut self, now_us: u64) {
+        let since_us = self.recovery.repair.timeout_us;
+        if since_us > 0 {
+            let spent_ms = us_u32(now_us.saturating_sub(since_us) / MS);
+            self.recovery.timeouts_ms = self.recovery.timeouts_ms.wrapping_add(spent_ms);
+            self.recovery.repair.timeout_us = 0;
+        }
     }
 
     /// Has what is lost sent again, as after a time-out, without a smaller window.

@@ -84,36 +84,20 @@ impl Connection {
         if !self.can_send() || !self.has_unsent() {
             return;
         }
-        let (mut has_sent, before, room) = (false, self.sent.len(), self.segment_room());
-        if self.send.search.is_some() && !push_one {
-            match self.send_mtu_probe(cx) {
-                Probing::Sent => has_sent = true,
-                Probing::Waits => return,
-                Probing::NotNow => {}
-            }
+        let (before, room) = (self.sent.len(), self.segment_room());
+        if self.send.search.is_some() && !push_one && self.send_mtu_probe(cx) == Probing::Waits {
+            return;
         }
         let halt = loop {
             if let Err(halt) = self.send_next(full_only, push_one, room, cx) {
                 break halt;
             }
-            has_sent = true;
             if push_one {
                 break Halt::Empty;
             }
         };
-        if has_sent {
-            self.recovery.note_sent(self.sent.len() - before);
+        if self.note_use(before, halt, cx) {
             self.schedule_loss_probe(false, cx);
-        }
-        if halt == Halt::PeerWindow {
-            self.begin_sending(Sending::PeerWindow, cx.now_us);
-        } else {
-            self.end_sending(Sending::PeerWindow, cx.now_us);
-        }
-        let is_full = self.sent.in_flight() >= self.congestion.cwnd;
-        let is_limited = halt == Halt::CongestionWindow || is_full;
-        if has_sent || is_limited {
-            self.note_window_use(is_limited, cx);
         }
         // Nothing comes back that could open the window, end Nagle's wait or free a frame.
         let is_waiting = halt != Halt::Pacing && self.has_unsent() || halt == Halt::NoFrame;
@@ -126,6 +110,23 @@ impl Connection {
     /// Sends one packet, as full as it is (`tcp_push_one`): more is being written behind it.
     pub(super) fn push_one(&mut self, cx: &mut Context<'_>) {
         self.send_packets(false, true, cx);
+    }
+
+    /// Notes what was sent since there were `before` segments, and what halts more. Returns true if it is something.
+    fn note_use(&mut self, before: u32, halt: Halt, cx: &Context<'_>) -> bool {
+        let sent = self.sent.len() - before;
+        self.recovery.note_sent(sent);
+        if halt == Halt::PeerWindow {
+            self.begin_sending(Sending::PeerWindow, cx.now_us);
+        } else {
+            self.end_sending(Sending::PeerWindow, cx.now_us);
+        }
+        let is_full = self.sent.in_flight() >= self.congestion.cwnd;
+        let is_limited = halt == Halt::CongestionWindow || is_full;
+        if sent > 0 || is_limited {
+            self.note_window_use(is_limited, cx);
+        }
+        sent > 0
     }
 
     /// Notes how far the window is used: the strongest sign of each round trip (`tcp_cwnd_validate`).
@@ -413,12 +414,13 @@ impl Connection {
 
     /// Tail loss probe with new data, whatever the congestion window says.
     pub(super) fn send_probe_segment(&mut self, cx: &mut Context<'_>) {
-        let room = self.segment_room();
+        let (before, room) = (self.sent.len(), self.segment_room());
         self.send.queue.grow_packet(self.send.next, room);
         if let Some(next) = self.next_segment(1, room) {
             // Ignored: without a frame, the next probe tries again.
             let _ = self.send_new(&next, cx);
         }
+        self.note_use(before, Halt::Empty, cx);
     }
 
     /// Sends a segment again that is deemed lost. Returns false if it could not be sent now.

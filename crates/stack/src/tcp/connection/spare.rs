@@ -11,6 +11,7 @@ impl Connection {
     /// True if something could be given back, once the connection is idle.
     pub(in crate::tcp) fn has_spare(&self) -> bool {
         self.sent.is_empty()
+            && !self.awaits_ack()
             && (self.sent.is_allocated() && self.sent.reno_dup_acks == 0
                 || self.recovery.has_spare()
                 || self.receive.queue.is_spare())
@@ -20,7 +21,7 @@ impl Connection {
     pub(super) fn release_if_idle(&mut self, now_us: u64) {
         let last_us = self.receive.last_us.max(self.send.last_data_us);
         let idle_us = IDLE_US.max(2 * self.rtt.rto_us());
-        if !self.sent.is_empty() || now_us.saturating_sub(last_us) < idle_us {
+        if !self.sent.is_empty() || self.awaits_ack() || now_us.saturating_sub(last_us) < idle_us {
             return;
         }
         if self.sent.reno_dup_acks == 0 {

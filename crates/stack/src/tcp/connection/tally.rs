@@ -27,6 +27,10 @@ pub struct Tally {
     pub dsack_dups: u16,
     /// Segments received out of order (`rcv_ooopack`).
     pub rcv_ooopack: u16,
+    /// Time-outs of retransmission, those of SYNs and SYN-ACKs among them (`total_rto`).
+    pub timeouts: u16,
+    /// Recoveries that began with one (`total_rto_recoveries`).
+    pub timeout_recoveries: u16,
 }
 
 impl Tally {
@@ -38,6 +42,12 @@ impl Tally {
             self.data_segs_out = self.data_segs_out.wrapping_add(segments);
             self.bytes_sent += u64::from(len_bytes);
         }
+    }
+
+    /// Counts a time-out, and the recovery that begins with it if it is the first without progress.
+    pub(super) fn count_timeout(&mut self, is_first: bool) {
+        self.timeouts = self.timeouts.wrapping_add(1);
+        self.timeout_recoveries = self.timeout_recoveries.wrapping_add(is_first.into());
     }
 
     /// Counts a packet that was received, which was merged of this number of segments.

@@ -233,7 +233,7 @@ impl Connection {
                 self.sent.split_all(room);
             }
         }
-        self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
+        self.count_timeout(cx.now_us);
         self.retransmit(0, Cause::Timeout, cx);
         let is_linear = self.state == State::SynSent
             && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;

@@ -66,7 +66,7 @@ struct Sizes {
 
 impl ReceiveWindow {
     pub(in crate::tcp) fn new(options: &TcpOptions, config: &TcpConfig) -> Self {
-        Self {
+        let mut this = Self {
             bytes: options.rcvbuf.unwrap_or(config.rmem.0),
             largest: options.rcvbuf.unwrap_or(config.rmem.1),
             clamp: options.window_clamp.map_or(u32::MAX, |clamp| clamp.get().max(CLAMP_MIN_BYTES)),
@@ -76,7 +76,9 @@ impl ReceiveWindow {
             measured_us: 0,
             space: 0,
             round_trip: ReceiveRoundTrip::default(),
-        }
+        };
+        this.fit_low_water(options, config);
+        this
     }
 
     /// Gives the buffer a size that it keeps.
@@ -84,8 +86,12 @@ impl ReceiveWindow {
         (self.bytes, self.largest) = (bytes, bytes);
     }
 
-    /// Grows a buffer of no fixed size so that it holds `len` bytes of payload (`tcp_set_rcvlowat`).
-    pub(super) fn fit_low_water(&mut self, len: u32) {
+    /// Grows a buffer of no fixed size so that it holds the bytes that a reader waits for (`tcp_set_rcvlowat`).
+    pub(super) fn fit_low_water(&mut self, options: &TcpOptions, config: &TcpConfig) {
+        if options.rcvbuf.is_some() {
+            return;
+        }
+        let len = options.low_water_bytes.min(config.rmem.1 / 2);
         let memory = (u64::from(len) << 8) / u64::from(self.ratio.max(1));
         let memory = u32::try_from(memory).unwrap_or(u32::MAX);
         if memory > self.bytes {

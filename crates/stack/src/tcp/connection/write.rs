@@ -20,7 +20,7 @@ const WRITE_SKEW_MAX_US: u64 = 8;
 /// Flags of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WriteFlags {
-    /// The last byte is urgent (`MSG_OOB`).
+    /// The last byte is urgent, or the last one that is taken (`MSG_OOB`).
     pub is_urgent: bool,
     /// More follows at once: a segment that is not full waits for it (`MSG_MORE`).
     pub more_follows: bool,
@@ -108,7 +108,7 @@ impl Connection {
         if self.unsent_bytes() > 0 && is_pushed {
             self.mark_push();
         }
-        if flags.is_urgent && is_whole {
+        if flags.is_urgent {
             self.send.urgent = Some(self.send.queue.end());
         }
         if more_follows {

@@ -3,7 +3,7 @@
 use forebay_rx::packet::Packet;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Agreed, Answer, WindowScales, scale_for, stamp_ms};
+use super::super::connection::{Agreed, Answer, ReceiveWindow, WindowScales, scale_for, stamp_ms};
 use super::super::flow::Flow;
 use super::super::isn::CookieOptions;
 use super::super::seq::Seq;
@@ -140,7 +140,10 @@ impl Tcp {
         });
         let socket = TcpSocket { index: listener, generation: entry.generation };
         let new = Request::new(flow, socket, agreed, &options, &self.config, mtu_bytes, now_us);
+        let receive = ReceiveWindow::new(&options, &self.config);
         Some(Request {
+            // As the kernel: by the peer's segments, not by those that were announced.
+            window: receive.initial_window(peer_mss.into()),
             sequence: cookie,
             peer_sequence: theirs,
             peer_mss,

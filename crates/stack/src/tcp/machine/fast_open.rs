@@ -364,7 +364,7 @@ impl Tcp {
             out.pool.put(packet.frame);
             return self.forget_flow(&request.flow);
         };
-        let (begin, accepted) = (request.begin(options, out.now_us), request.accepted());
+        let (begin, accepted) = (request.begin(options, out.now_us), request.accepted(out.now_us));
         let connection = {
             let mut cx = self.context(self.pressure(), out);
             Connection::accept_fast_open(&begin, &accepted, packet, segment, cookie, &mut cx)

@@ -194,7 +194,7 @@ impl Tcp {
         let outgoing = Outgoing {
             ack: request.peer_sequence + 1,
             flags,
-            window: u16::try_from(request.window).unwrap_or(u16::MAX),
+            window: request.told_window(),
             options: offers,
             fast_open: cookie,
             tos: options.tos,
@@ -313,7 +313,7 @@ impl Tcp {
         let outgoing = Outgoing {
             ack: request.peer_sequence + 1,
             flags: Flags::ACK,
-            window: u16::try_from(request.window >> scale).unwrap_or(u16::MAX),
+            window: request.told_window() >> scale,
             options: Options {
                 // As the kernel, none without a timestamp to echo.
                 timestamps: (request.agreed.timestamps && request.timestamp != 0)
@@ -406,7 +406,7 @@ impl Tcp {
         let accepted = Accepted {
             sent_us: (request.resent == 0).then_some(request.sent_us),
             was_answer_lost: self.was_answer_lost(request, segment),
-            ..request.accepted()
+            ..request.accepted(out.now_us)
         };
         let begin = request.begin(options, out.now_us);
         let connection = {
@@ -505,7 +505,7 @@ enum Judgement {
 /// `tcp_in_window`.
 fn is_in_window(request: &Request, segment: &Segment) -> bool {
     let start = request.peer_sequence + 1;
-    let end = start + request.window;
+    let end = start + u32::from(request.told_window());
     let (seq, seq_end) = (segment.seq, segment.end());
     if seq == request.peer_sequence && segment.has(Flags::SYN) {
         // The SYN-ACK of a simultaneous open: its SYN is known.

@@ -1,6 +1,6 @@
 //! A handshake that a listener remembers (`request_sock`).
 
-use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, TcpConfig, TcpOptions};
+use super::super::config::{MS, RTO_INITIAL_US, RTO_MAX_US, TcpConfig, TcpOptions, us_u32};
 use super::super::connection::{Accepted, Agreed, Begin, ReceiveWindow};
 use super::super::flow::Flow;
 use super::super::invalid_limit::InvalidLimit;
@@ -29,7 +29,7 @@ pub(super) struct Request {
     /// Timestamps of ours in the first and in the last SYN-ACK.
     pub(super) stamps: (u32, u32),
     pub(super) window: u32,
-    /// Time of the last SYN-ACK, in µs.
+    /// Time of the first SYN-ACK, in µs.
     pub(super) sent_us: u64,
     pub(super) invalid_limit: InvalidLimit,
     /// Times that the timer has sent the SYN-ACK again.
@@ -77,6 +77,11 @@ impl Request {
         }
     }
 
+    /// Window that the SYN-ACK tells, which is not scaled (`tcp_synack_window`).
+    pub(super) fn told_window(&self) -> u16 {
+        u16::try_from(self.window).unwrap_or(u16::MAX)
+    }
+
     /// Time until the SYN-ACK is sent again (`tcp_reqsk_timeout`).
     pub(super) fn timeout_us(&self) -> u64 {
         (RTO_INITIAL_US << self.timeouts.min(MAX_DOUBLINGS)).min(RTO_MAX_US)
@@ -95,7 +100,8 @@ impl Request {
     }
 
     /// Facts that its connection begins with, without those of a SYN-ACK that was acknowledged.
-    pub(super) fn accepted(&self) -> Accepted {
+    pub(super) fn accepted(&self, now_us: u64) -> Accepted {
+        let since_us = if self.timeouts > 0 { now_us.saturating_sub(self.sent_us) } else { 0 };
         Accepted {
             peer_sequence: self.peer_sequence,
             peer_mss: self.peer_mss,
@@ -103,6 +109,8 @@ impl Request {
             timestamp: self.timestamp,
             window: self.window,
             sent_us: None,
+            timeouts: self.timeouts,
+            timeouts_ms: us_u32(since_us / MS),
             was_answer_lost: false,
             resent: if self.resent == UNKNOWN { 0 } else { self.resent },
         }

@@ -115,7 +115,13 @@ fn write_scarcely(
 ) -> Result<usize, TcpError> {
     let room = SENT_BYTES_MIN.saturating_sub(connection.unacknowledged_bytes()) as usize;
     let taken = bytes.get(..room).unwrap_or(bytes);
-    let is_urgent = flags.is_urgent && taken.len() == bytes.len();
-    let written = connection.write(taken, WriteFlags { is_urgent, ..flags }, cx)?;
+    let is_whole = taken.len() == bytes.len();
+    let flags = WriteFlags {
+        more_follows: flags.more_follows && is_whole,
+        ends_record: flags.ends_record && is_whole,
+        ends_packet: flags.ends_packet && is_whole,
+        ..flags
+    };
+    let written = connection.write(taken, flags, cx)?;
     if written == 0 && !bytes.is_empty() { Err(TcpError::WouldBlock) } else { Ok(written) }
 }

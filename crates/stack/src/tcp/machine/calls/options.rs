@@ -93,19 +93,6 @@ impl Tcp {
         Ok(())
     }
 
-    /// Lets the receive buffer hold as many bytes as a reader waits for (`SO_RCVLOWAT`), unless its size is fixed.
-    ///
-    /// # Errors
-    /// [`TcpError::NotConnected`] of a socket without a connection.
-    pub fn fit_low_water(
-        &mut self,
-        socket: TcpSocket,
-        len_bytes: u32,
-        out: &mut TcpOut<'_>,
-    ) -> Result<(), TcpError> {
-        self.call(socket, out, |connection, cx| connection.fit_low_water(len_bytes, cx))
-    }
-
     /// True if ACKs are sent at once now; false after a reply, too.
     ///
     /// # Errors
