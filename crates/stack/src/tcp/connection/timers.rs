@@ -7,8 +7,6 @@ use super::super::error::TcpError;
 use super::info::Cause;
 use super::{Connection, Context, State, ms_since, stamp_ms};
 
-/// Time after which a peer whose window shrank is given up, in µs.
-
 /// Time after which a window probe that found no frame is tried again (`TCP_RESOURCE_PROBE_INTERVAL`), in µs.
 const FRAME_WAIT_US: u64 = 500 * MS;
 
