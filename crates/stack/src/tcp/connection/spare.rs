@@ -13,6 +13,7 @@ impl Connection {
         self.sent.is_empty()
             && (self.sent.is_allocated() && self.sent.reno_dup_acks == 0
                 || self.recovery.has_spare()
+                || self.errors.has_spare()
                 || self.receive.queue.is_spare())
     }
 
@@ -27,6 +28,9 @@ impl Connection {
             self.sent.release();
         }
         self.recovery.release();
+        if self.errors.has_spare() {
+            self.errors.release_spare();
+        }
         self.receive.queue.release();
     }
 }

@@ -36,15 +36,21 @@ impl Tcp {
     /// [`TcpError::NoSocket`] if the socket is closed.
     pub fn take_report(&mut self, socket: TcpSocket) -> Result<Option<TcpReport>, TcpError> {
         let entry = self.entry_mut(socket)?;
-        Ok(match &mut entry.kind {
+        let report = match &mut entry.kind {
             Kind::Connection(connection) => {
                 let report = connection.take_report();
                 entry.told.replace(&connection.readiness());
                 report
             }
-            Kind::Idle(idle) if !idle.errors.is_empty() => idle.errors.take(),
+            Kind::Idle(idle) if !idle.errors.is_empty() => {
+                let report = idle.errors.take();
+                idle.errors.release_spare();
+                report
+            }
             Kind::Idle(_) | Kind::Listener(_) => None,
-        })
+        };
+        self.charge_anew(socket.index);
+        Ok(report)
     }
 
     /// Times that reports have woken pollers of a socket so far: each is a new event, whatever waited before (`EPOLLET`).
