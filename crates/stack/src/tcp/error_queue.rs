@@ -9,8 +9,8 @@ use super::error::TcpError;
 use super::on_demand::{Initial, OnDemand};
 use super::seq::{Seq, len_u32};
 
-/// Reports of times that wait to be read, at most; later ones are lost, as the kernel's beyond the receive buffer.
-/// Beyond as many zero-copy writes that are not told, another one is refused, as by the kernel beyond `optmem_max`.
+/// Reports of times and errors that wait to be read, at most; later ones are lost, as the kernel's beyond the receive buffer.
+/// Beyond as many zero-copy writes whose reports are not read, another one is refused, as by the kernel beyond `optmem_max`.
 const REPORTS_MAX: usize = 256;
 /// Zero-copy writes that are told together, and their bytes, at most (`msg_zerocopy_realloc`).
 const WRITES_MAX: u32 = 0xfffe;
@@ -77,6 +77,8 @@ pub(super) struct ErrorQueue {
 #[derive(Debug)]
 struct Held {
     reports: VecDeque<TcpReport>,
+    /// Those among them that tell zero-copy writes.
+    told_writes: usize,
     /// Zero-copy writes that are not acknowledged.
     writes: VecDeque<Writes>,
     /// Bytes whose times are asked for and that are not acknowledged, in their order.
@@ -110,8 +112,12 @@ impl Initial for ErrorQueue {
 }
 
 impl Initial for Held {
-    const INITIAL: Self =
-        Self { reports: VecDeque::new(), writes: VecDeque::new(), bytes: VecDeque::new() };
+    const INITIAL: Self = Self {
+        reports: VecDeque::new(),
+        told_writes: 0,
+        writes: VecDeque::new(),
+        bytes: VecDeque::new(),
+    };
 
     fn initial() -> &'static Self {
         static EMPTY: Held = Held::INITIAL;
@@ -133,7 +139,7 @@ impl ErrorQueue {
         if !self.held.is_allocated() {
             return 0;
         }
-        let Held { reports, writes, bytes } = &*self.held;
+        let Held { reports, writes, bytes, .. } = &*self.held;
         let queued = reports.capacity() * size_of::<TcpReport>()
             + writes.capacity() * size_of::<Writes>()
             + bytes.capacity() * size_of::<TimedByte>();
@@ -142,7 +148,7 @@ impl ErrorQueue {
 
     /// True if it keeps memory that nothing waits in.
     pub(super) fn has_spare(&self) -> bool {
-        let Held { reports, writes, bytes } = &*self.held;
+        let Held { reports, writes, bytes, .. } = &*self.held;
         self.held.is_allocated() && reports.is_empty() && writes.is_empty() && bytes.is_empty()
     }
 
@@ -159,6 +165,7 @@ impl ErrorQueue {
             return None;
         }
         let report = self.held.reports.pop_front()?;
+        self.held.told_writes -= usize::from(matches!(report, TcpReport::ZeroCopy { .. }));
         if !self.is_empty() {
             self.wake();
         }
@@ -184,9 +191,14 @@ impl ErrorQueue {
         self.base = base;
     }
 
-    /// True if so many zero-copy writes are not told that another one is refused.
+    /// True if the reports of so many zero-copy writes are not read that another one is refused.
     pub(super) fn is_full(&self) -> bool {
-        self.held.reports.len() + self.held.writes.len() >= REPORTS_MAX
+        self.held.told_writes + self.held.writes.len() >= REPORTS_MAX
+    }
+
+    /// True if there are so many other reports that another one is lost.
+    fn loses_reports(&self) -> bool {
+        self.held.reports.len() - self.held.told_writes >= REPORTS_MAX
     }
 
     /// End of the last zero-copy write that is not acknowledged.
@@ -285,14 +297,14 @@ impl ErrorQueue {
 
     /// Reports an error of the path.
     pub(super) fn report_error(&mut self, error: TcpError, message: IcmpMessage, to: SocketAddr) {
-        if self.held.reports.len() < REPORTS_MAX {
+        if !self.loses_reports() {
             self.held.reports.push_back(TcpReport::Path { error, message, to });
             self.wake();
         }
     }
 
     fn report_time(&mut self, event: SentEvent, seq: Seq, at_us: u64, options: Timestamping) {
-        if self.held.reports.len() >= REPORTS_MAX {
+        if self.loses_reports() {
             return;
         }
         let byte = if options.has(Timestamping::OPT_ID) { seq - self.base } else { 0 };
@@ -310,6 +322,7 @@ impl ErrorQueue {
             }
             _ => {
                 let &Writes { first, last, .. } = writes;
+                self.held.told_writes += 1;
                 self.held.reports.push_back(TcpReport::ZeroCopy { first, last });
             }
         }
@@ -374,6 +387,34 @@ mod tests {
         assert_eq!((queue.held.reports.len(), queue.held.bytes.len()), (REPORTS_MAX, 1));
         queue.acknowledge(end, 0, ALL);
         assert_eq!(queue.held.reports.len(), REPORTS_MAX + 1, "no write is forgotten");
+    }
+
+    #[test]
+    fn tcp_51_unread_times_refuse_no_write() {
+        let mut queue = ErrorQueue::INITIAL;
+        let mut end = Seq(0);
+        for _ in 0..REPORTS_MAX {
+            end += 1;
+            queue.ask_times(end - 1, end - 1, ALL);
+            queue.note_sent(end - 1, end, 0, ALL);
+        }
+        assert!(!queue.is_full(), "times are bounded apart");
+        for number in 0..REPORTS_MAX {
+            assert!(!queue.is_full());
+            end += 1;
+            queue.note_write(1, end, false);
+            if number % 2 == 0 {
+                queue.acknowledge(end, 0, Timestamping::default());
+            }
+            // Reports with a gap between them are not joined.
+            queue.next_write += 1;
+        }
+        assert!(queue.is_full());
+        while let Some(TcpReport::Time { .. }) = queue.first() {
+            assert!(queue.is_full());
+            queue.take();
+        }
+        assert!(matches!(queue.take(), Some(TcpReport::ZeroCopy { .. })) && !queue.is_full());
     }
 
     #[test]
