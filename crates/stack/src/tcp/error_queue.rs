@@ -248,12 +248,12 @@ impl ErrorQueue {
 
     /// Tells the times of bytes of a packet that is sent, perhaps again.
     pub(super) fn note_sent(&mut self, begin: Seq, end: Seq, now_us: u64, options: Timestamping) {
-        let sent = |byte: &TimedByte| !byte.seq.is_before(begin) && byte.seq.is_before(end);
-        for at in 0..self.held.bytes.len() {
-            let byte = self.held.bytes[at];
-            if !sent(&byte) {
-                continue;
-            }
+        let first = self.held.bytes.partition_point(|byte| byte.seq.is_before(begin));
+        for at in first.. {
+            let byte = match self.held.bytes.get(at) {
+                Some(&byte) if byte.seq.is_before(end) => byte,
+                _ => return,
+            };
             for (asked, event) in [
                 (Timestamping::TX_SCHED, SentEvent::Scheduled),
                 (Timestamping::TX_SOFTWARE, SentEvent::Sent),
