@@ -265,22 +265,39 @@ impl ErrorQueue {
         }
     }
 
-    /// Tells what is over as everything before `una` is acknowledged.
+    /// Tells what is over as everything before `una` is acknowledged, in the order of the stream: of a packet first its times,
+    /// and then the end of its writes (`tcp_clean_rtx_queue`).
     pub(super) fn acknowledge(&mut self, una: Seq, now_us: u64, options: Timestamping) {
-        while let Some(&byte) = self.held.bytes.front()
-            && byte.seq.is_before(una)
-        {
-            self.held.bytes.pop_front();
-            if byte.asked.has(Timestamping::TX_ACK) {
-                self.report_time(SentEvent::Acknowledged, byte.seq, now_us, options);
+        let is_over = |end: &Seq| !end.is_after(una);
+        loop {
+            let byte_end = self.held.bytes.front().map(|byte| byte.seq + 1).filter(is_over);
+            let writes_end = self.held.writes.front().map(|writes| writes.end).filter(is_over);
+            let is_of_writes = match (byte_end, writes_end) {
+                (None, None) => return,
+                (Some(byte_end), Some(writes_end)) => writes_end.is_before(byte_end),
+                (Some(_), None) => false,
+                (None, Some(_)) => true,
+            };
+            if is_of_writes {
+                self.end_writes();
+            } else {
+                self.end_byte(now_us, options);
             }
         }
-        while let Some(&writes) = self.held.writes.front()
-            && !writes.end.is_after(una)
-        {
-            self.held.writes.pop_front();
-            self.report_writes(&writes);
+    }
+
+    /// Tells that the first of the bytes is acknowledged.
+    fn end_byte(&mut self, now_us: u64, options: Timestamping) {
+        let Some(byte) = self.held.bytes.pop_front() else { return };
+        if byte.asked.has(Timestamping::TX_ACK) {
+            self.report_time(SentEvent::Acknowledged, byte.seq, now_us, options);
         }
+    }
+
+    /// Tells the end of the first of the writes.
+    fn end_writes(&mut self) {
+        let Some(writes) = self.held.writes.pop_front() else { return };
+        self.report_writes(&writes);
     }
 
     /// Tells the end of all writes, as the connection is over: their bytes are needed no more.
@@ -415,6 +432,21 @@ mod tests {
             queue.take();
         }
         assert!(matches!(queue.take(), Some(TcpReport::ZeroCopy { .. })) && !queue.is_full());
+    }
+
+    #[test]
+    fn tcp_52_reports_come_packet_by_packet() {
+        let mut queue = ErrorQueue::INITIAL;
+        for (at, end) in [100, 200, 300, 400].into_iter().enumerate() {
+            if at % 2 == 0 {
+                queue.note_write(100, Seq(end), false);
+            }
+            queue.ask_times(Seq(end - 1), Seq(end - 100), Timestamping::TX_ACK);
+        }
+        queue.acknowledge(Seq(400), 9, ALL);
+        let is_time = |report: &TcpReport| matches!(report, TcpReport::Time { .. });
+        let kinds: Vec<_> = told(&mut queue).iter().map(is_time).collect();
+        assert_eq!(kinds, [true, false, true, true, false, true]);
     }
 
     #[test]
