@@ -146,7 +146,7 @@ impl DeliveryRate {
     /// Rate in bytes per second (`tcp_compute_delivery_rate`); 0 before the first sample.
     pub(super) fn bytes_per_s(self, mss: u32) -> u64 {
         let bytes = u64::from(self.segments()) * u64::from(mss);
-        (bytes * SECOND_US).checked_div(self.interval_us.into()).unwrap_or(0)
+        bytes.saturating_mul(SECOND_US).checked_div(self.interval_us.into()).unwrap_or(0)
     }
 
     /// True if the application had no more to send during the sample.
@@ -220,6 +220,15 @@ mod tests {
             order.iter().for_each(|&at| clock.note_delivered(&flight[at], &mut sample));
             assert_eq!(sample.sent_in_us, 9_000, "{order:?}");
         }
+    }
+
+    #[test]
+    fn tcp_53_rate_does_not_overflow() {
+        let mut rate = DeliveryRate { segments: u32::MAX, ..DeliveryRate::INITIAL };
+        rate.interval_us = 1;
+        assert_eq!(rate.bytes_per_s(u32::MAX), u64::MAX);
+        rate.segments = 0;
+        assert_eq!(rate.bytes_per_s(MSS), 0);
     }
 
     #[test]
