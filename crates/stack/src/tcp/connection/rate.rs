@@ -164,12 +164,13 @@ impl Connection {
         self.rate.take(&facts.rate, delivered, now_us, min_us);
     }
 
-    /// Notes at a write if the path waits for it (`tcp_rate_check_app_limited`).
+    /// Notes at a write if the path waits for it (`tcp_rate_check_app_limited`): nothing else holds bytes back, and what was
+    /// lost is sent again.
     pub(super) fn note_application_limit(&mut self) {
         let in_flight = self.sent.in_flight();
         if self.unsent_bytes() < self.send.mss
             && in_flight < self.congestion.cwnd
-            && self.sent.awaiting_resend == 0
+            && self.sent.lost <= self.sent.retransmitted
         {
             self.sent.clock.limited_until = self.tally.delivered.wrapping_add(in_flight).max(1);
         }
