@@ -161,7 +161,9 @@ impl Connection {
         let delivered = self.tally.delivered;
         self.sent.clock.note_ack(facts.delivered, delivered, now_us);
         let min_us = self.rtt.min_us().unwrap_or(u64::from(u32::MAX));
-        self.rate.take(&facts.rate, delivered, now_us, min_us);
+        if !facts.is_reneging {
+            self.rate.take(&facts.rate, delivered, now_us, min_us);
+        }
     }
 
     /// Notes at a write if the path waits for it (`tcp_rate_check_app_limited`): nothing else holds bytes back, and what was
