@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use super::config::Timestamping;
 use super::connection::IcmpMessage;
 use super::error::TcpError;
-use super::on_demand::Initial;
-use super::seq::Seq;
+use super::on_demand::{Initial, OnDemand};
+use super::seq::{Seq, len_u32};
 
-/// Reports of times that wait to be read, at most; later ones are lost, as the kernel's beyond the receive buffer.
-/// Beyond as many zero-copy writes that are not told, another one is refused, as by the kernel beyond `optmem_max`.
+/// Reports of times and errors that wait to be read, at most; later ones are lost, as the kernel's beyond the receive buffer.
+/// Beyond as many zero-copy writes whose reports are not read, another one is refused, as by the kernel beyond `optmem_max`.
 const REPORTS_MAX: usize = 256;
 /// Zero-copy writes that are told together, and their bytes, at most (`msg_zerocopy_realloc`).
 const WRITES_MAX: u32 = 0xfffe;
@@ -63,18 +63,26 @@ pub enum SentEvent {
 /// Reports that wait, and what others will be about.
 #[derive(Debug)]
 pub(super) struct ErrorQueue {
-    reports: VecDeque<TcpReport>,
+    held: OnDemand<Held>,
     /// Number of the next zero-copy write (`sk_zckey`).
     next_write: u32,
-    /// Zero-copy writes that are not acknowledged.
-    writes: VecDeque<Writes>,
-    /// Bytes whose times are asked for and that are not acknowledged.
-    bytes: VecDeque<TimedByte>,
     /// Byte with the number 0 (`sk_tskey`).
     base: Seq,
     /// Times that pollers were woken, and those of [`ErrorQueue::take_news`].
     wakes: u32,
     taken_wakes: u32,
+}
+
+/// Part of the queue that an idle connection does not keep.
+#[derive(Debug)]
+struct Held {
+    reports: VecDeque<TcpReport>,
+    /// Those among them that tell zero-copy writes.
+    told_writes: usize,
+    /// Zero-copy writes that are not acknowledged.
+    writes: VecDeque<Writes>,
+    /// Bytes whose times are asked for and that are not acknowledged, in their order.
+    bytes: VecDeque<TimedByte>,
 }
 
 /// Zero-copy writes into packets that follow each other, which are told together.
@@ -94,15 +102,8 @@ struct TimedByte {
 }
 
 impl Initial for ErrorQueue {
-    const INITIAL: Self = Self {
-        reports: VecDeque::new(),
-        next_write: 0,
-        writes: VecDeque::new(),
-        bytes: VecDeque::new(),
-        base: Seq(0),
-        wakes: 0,
-        taken_wakes: 0,
-    };
+    const INITIAL: Self =
+        Self { held: OnDemand::UNCHANGED, next_write: 0, base: Seq(0), wakes: 0, taken_wakes: 0 };
 
     fn initial() -> &'static Self {
         static EMPTY: ErrorQueue = ErrorQueue::INITIAL;
@@ -110,19 +111,62 @@ impl Initial for ErrorQueue {
     }
 }
 
+impl Initial for Held {
+    const INITIAL: Self = Self {
+        reports: VecDeque::new(),
+        told_writes: 0,
+        writes: VecDeque::new(),
+        bytes: VecDeque::new(),
+    };
+
+    fn initial() -> &'static Self {
+        static EMPTY: Held = Held::INITIAL;
+        &EMPTY
+    }
+}
+
 impl ErrorQueue {
     pub(super) fn is_empty(&self) -> bool {
-        self.reports.is_empty()
+        self.held.reports.is_empty()
     }
 
     pub(super) fn first(&self) -> Option<&TcpReport> {
-        self.reports.front()
+        self.held.reports.front()
+    }
+
+    /// Memory that the queue occupies.
+    pub(super) fn memory_bytes(&self) -> u32 {
+        if !self.held.is_allocated() {
+            return 0;
+        }
+        let Held { reports, writes, bytes, .. } = &*self.held;
+        let queued = reports.capacity() * size_of::<TcpReport>()
+            + writes.capacity() * size_of::<Writes>()
+            + bytes.capacity() * size_of::<TimedByte>();
+        len_u32(size_of::<Held>() + queued)
+    }
+
+    /// True if it keeps memory that nothing waits in.
+    pub(super) fn has_spare(&self) -> bool {
+        let Held { reports, writes, bytes, .. } = &*self.held;
+        self.held.is_allocated() && reports.is_empty() && writes.is_empty() && bytes.is_empty()
+    }
+
+    /// Gives that back. Numbers go on.
+    pub(super) fn release_spare(&mut self) {
+        if self.has_spare() {
+            self.held.release();
+        }
     }
 
     /// Oldest report. If others follow, pollers are woken again (`sock_dequeue_err_skb`).
     pub(super) fn take(&mut self) -> Option<TcpReport> {
-        let report = self.reports.pop_front()?;
-        if !self.reports.is_empty() {
+        if self.is_empty() {
+            return None;
+        }
+        let report = self.held.reports.pop_front()?;
+        self.held.told_writes -= usize::from(matches!(report, TcpReport::ZeroCopy { .. }));
+        if !self.is_empty() {
             self.wake();
         }
         Some(report)
@@ -147,14 +191,19 @@ impl ErrorQueue {
         self.base = base;
     }
 
-    /// True if so many zero-copy writes are not told that another one is refused.
+    /// True if the reports of so many zero-copy writes are not read that another one is refused.
     pub(super) fn is_full(&self) -> bool {
-        self.reports.len() + self.writes.len() >= REPORTS_MAX
+        self.held.told_writes + self.held.writes.len() >= REPORTS_MAX
+    }
+
+    /// True if there are so many other reports that another one is lost.
+    fn loses_reports(&self) -> bool {
+        self.held.reports.len() - self.held.told_writes >= REPORTS_MAX
     }
 
     /// End of the last zero-copy write that is not acknowledged.
     pub(super) fn written_end(&self) -> Option<Seq> {
-        self.writes.back().map(|writes| writes.end)
+        self.held.writes.back().map(|writes| writes.end)
     }
 
     /// Notes a zero-copy write of `len_bytes`, whose last byte is before `end`. One that appends to the packet of the
@@ -167,18 +216,21 @@ impl ErrorQueue {
                 && writes.last.wrapping_sub(writes.first) < WRITES_MAX - 1
                 && writes.len_bytes + len_bytes <= WRITE_BYTES_MAX
         };
-        match self.writes.back_mut().filter(is_joined) {
+        let waiting = &mut self.held.writes;
+        match waiting.back_mut().filter(is_joined) {
             Some(writes) => {
                 (writes.last, writes.end) = (number, end);
                 writes.len_bytes += len_bytes;
             }
-            None => self.writes.push_back(Writes { first: number, last: number, len_bytes, end }),
+            None => waiting.push_back(Writes { first: number, last: number, len_bytes, end }),
         }
     }
 
     /// Notes that the last zero-copy write goes on to `end`. One that is told already was copied, and stays told.
     pub(super) fn extend_write(&mut self, end: Seq) {
-        if let Some(writes) = self.writes.back_mut() {
+        if self.written_end().is_some()
+            && let Some(writes) = self.held.writes.back_mut()
+        {
             writes.end = end;
         }
     }
@@ -187,20 +239,21 @@ impl ErrorQueue {
     /// `packet_begin`.
     pub(super) fn ask_times(&mut self, seq: Seq, packet_begin: Seq, asked: Timestamping) {
         let is_replaced = |byte: &TimedByte| !byte.seq.is_before(packet_begin);
-        while self.bytes.back().is_some_and(is_replaced) {
-            self.bytes.pop_back();
+        let bytes = &mut self.held.bytes;
+        while bytes.back().is_some_and(is_replaced) {
+            bytes.pop_back();
         }
-        self.bytes.push_back(TimedByte { seq, asked });
+        bytes.push_back(TimedByte { seq, asked });
     }
 
     /// Tells the times of bytes of a packet that is sent, perhaps again.
     pub(super) fn note_sent(&mut self, begin: Seq, end: Seq, now_us: u64, options: Timestamping) {
-        let sent = |byte: &TimedByte| !byte.seq.is_before(begin) && byte.seq.is_before(end);
-        for at in 0..self.bytes.len() {
-            let byte = self.bytes[at];
-            if !sent(&byte) {
-                continue;
-            }
+        let first = self.held.bytes.partition_point(|byte| byte.seq.is_before(begin));
+        for at in first.. {
+            let byte = match self.held.bytes.get(at) {
+                Some(&byte) if byte.seq.is_before(end) => byte,
+                _ => return,
+            };
             for (asked, event) in [
                 (Timestamping::TX_SCHED, SentEvent::Scheduled),
                 (Timestamping::TX_SOFTWARE, SentEvent::Sent),
@@ -212,60 +265,82 @@ impl ErrorQueue {
         }
     }
 
-    /// Tells what is over as everything before `una` is acknowledged.
+    /// Tells what is over as everything before `una` is acknowledged, in the order of the stream: of a packet first its times,
+    /// and then the end of its writes (`tcp_clean_rtx_queue`).
     pub(super) fn acknowledge(&mut self, una: Seq, now_us: u64, options: Timestamping) {
-        while let Some(&byte) = self.bytes.front()
-            && byte.seq.is_before(una)
-        {
-            self.bytes.pop_front();
-            if byte.asked.has(Timestamping::TX_ACK) {
-                self.report_time(SentEvent::Acknowledged, byte.seq, now_us, options);
+        let is_over = |end: &Seq| !end.is_after(una);
+        loop {
+            let byte_end = self.held.bytes.front().map(|byte| byte.seq + 1).filter(is_over);
+            let writes_end = self.held.writes.front().map(|writes| writes.end).filter(is_over);
+            let is_of_writes = match (byte_end, writes_end) {
+                (None, None) => return,
+                (Some(byte_end), Some(writes_end)) => writes_end.is_before(byte_end),
+                (Some(_), None) => false,
+                (None, Some(_)) => true,
+            };
+            if is_of_writes {
+                self.end_writes();
+            } else {
+                self.end_byte(now_us, options);
             }
         }
-        while let Some(&writes) = self.writes.front()
-            && !writes.end.is_after(una)
-        {
-            self.writes.pop_front();
-            self.report_writes(&writes);
+    }
+
+    /// Tells that the first of the bytes is acknowledged.
+    fn end_byte(&mut self, now_us: u64, options: Timestamping) {
+        let Some(byte) = self.held.bytes.pop_front() else { return };
+        if byte.asked.has(Timestamping::TX_ACK) {
+            self.report_time(SentEvent::Acknowledged, byte.seq, now_us, options);
         }
+    }
+
+    /// Tells the end of the first of the writes.
+    fn end_writes(&mut self) {
+        let Some(writes) = self.held.writes.pop_front() else { return };
+        self.report_writes(&writes);
     }
 
     /// Tells the end of all writes, as the connection is over: their bytes are needed no more.
     pub(super) fn finish(&mut self) {
-        self.bytes.clear();
-        while let Some(writes) = self.writes.pop_front() {
+        if !self.held.is_allocated() {
+            return;
+        }
+        self.held.bytes.clear();
+        while let Some(writes) = self.held.writes.pop_front() {
             self.report_writes(&writes);
         }
+        self.release_spare();
     }
 
     /// Reports an error of the path.
     pub(super) fn report_error(&mut self, error: TcpError, message: IcmpMessage, to: SocketAddr) {
-        if self.reports.len() < REPORTS_MAX {
-            self.reports.push_back(TcpReport::Path { error, message, to });
+        if !self.loses_reports() {
+            self.held.reports.push_back(TcpReport::Path { error, message, to });
             self.wake();
         }
     }
 
     fn report_time(&mut self, event: SentEvent, seq: Seq, at_us: u64, options: Timestamping) {
-        if self.reports.len() >= REPORTS_MAX {
+        if self.loses_reports() {
             return;
         }
         let byte = if options.has(Timestamping::OPT_ID) { seq - self.base } else { 0 };
         let lacks_packet = !options.has(Timestamping::OPT_TSONLY);
-        self.reports.push_back(TcpReport::Time { event, at_us, byte, lacks_packet });
+        self.held.reports.push_back(TcpReport::Time { event, at_us, byte, lacks_packet });
         self.wake();
     }
 
     /// Reports writes, together with those before if these were reported last (`skb_zerocopy_notify_extend`).
     fn report_writes(&mut self, writes: &Writes) {
         self.wake();
-        match self.reports.back_mut() {
+        match self.held.reports.back_mut() {
             Some(TcpReport::ZeroCopy { last, .. }) if last.wrapping_add(1) == writes.first => {
                 *last = writes.last;
             }
             _ => {
                 let &Writes { first, last, .. } = writes;
-                self.reports.push_back(TcpReport::ZeroCopy { first, last });
+                self.held.told_writes += 1;
+                self.held.reports.push_back(TcpReport::ZeroCopy { first, last });
             }
         }
     }
@@ -321,14 +396,57 @@ mod tests {
             end += 1;
             queue.note_write(1, end, false);
         }
-        assert_eq!(queue.writes.len(), REPORTS_MAX);
+        assert_eq!(queue.held.writes.len(), REPORTS_MAX);
         for _ in 0..2 * REPORTS_MAX {
             queue.ask_times(end, end, ALL);
             queue.note_sent(end, end + 1, 0, ALL);
         }
-        assert_eq!((queue.reports.len(), queue.bytes.len()), (REPORTS_MAX, 1));
+        assert_eq!((queue.held.reports.len(), queue.held.bytes.len()), (REPORTS_MAX, 1));
         queue.acknowledge(end, 0, ALL);
-        assert_eq!(queue.reports.len(), REPORTS_MAX + 1, "no write is forgotten");
+        assert_eq!(queue.held.reports.len(), REPORTS_MAX + 1, "no write is forgotten");
+    }
+
+    #[test]
+    fn tcp_51_unread_times_refuse_no_write() {
+        let mut queue = ErrorQueue::INITIAL;
+        let mut end = Seq(0);
+        for _ in 0..REPORTS_MAX {
+            end += 1;
+            queue.ask_times(end - 1, end - 1, ALL);
+            queue.note_sent(end - 1, end, 0, ALL);
+        }
+        assert!(!queue.is_full(), "times are bounded apart");
+        for number in 0..REPORTS_MAX {
+            assert!(!queue.is_full());
+            end += 1;
+            queue.note_write(1, end, false);
+            if number % 2 == 0 {
+                queue.acknowledge(end, 0, Timestamping::default());
+            }
+            // Reports with a gap between them are not joined.
+            queue.next_write += 1;
+        }
+        assert!(queue.is_full());
+        while let Some(TcpReport::Time { .. }) = queue.first() {
+            assert!(queue.is_full());
+            queue.take();
+        }
+        assert!(matches!(queue.take(), Some(TcpReport::ZeroCopy { .. })) && !queue.is_full());
+    }
+
+    #[test]
+    fn tcp_52_reports_come_packet_by_packet() {
+        let mut queue = ErrorQueue::INITIAL;
+        for (at, end) in [100, 200, 300, 400].into_iter().enumerate() {
+            if at % 2 == 0 {
+                queue.note_write(100, Seq(end), false);
+            }
+            queue.ask_times(Seq(end - 1), Seq(end - 100), Timestamping::TX_ACK);
+        }
+        queue.acknowledge(Seq(400), 9, ALL);
+        let is_time = |report: &TcpReport| matches!(report, TcpReport::Time { .. });
+        let kinds: Vec<_> = told(&mut queue).iter().map(is_time).collect();
+        assert_eq!(kinds, [true, false, true, true, false, true]);
     }
 
     #[test]

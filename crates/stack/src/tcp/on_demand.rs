@@ -18,11 +18,13 @@ pub(super) struct OnDemand<T>(Option<Box<T>>);
 
 impl<T> Default for OnDemand<T> {
     fn default() -> Self {
-        Self(None)
+        Self::UNCHANGED
     }
 }
 
 impl<T> OnDemand<T> {
+    pub(super) const UNCHANGED: Self = Self(None);
+
     /// True if it takes memory.
     pub(super) fn is_allocated(&self) -> bool {
         self.0.is_some()

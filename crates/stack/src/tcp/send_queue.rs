@@ -181,23 +181,38 @@ impl SendQueue {
     }
 
     /// Moves bytes of following packets into the one that `next` is in, until that has `len_bytes`. Returns false,
-    /// and moves none, if a record ends before (`tcp_can_coalesce_send_queue_head`).
+    /// and moves none, if a record ends before (`tcp_can_coalesce_send_queue_head`), or with bytes of a zero-copy write.
     pub(super) fn gather_packet(&mut self, next: Seq, len_bytes: u32) -> bool {
         let end = next + len_bytes;
-        let held = self.held.as_ref();
-        let filled = held.into_iter().flat_map(|held| &held.filled);
-        let mut within = filled.take_while(|packet| packet.end.is_before(end));
-        if within.any(|packet| packet.marks.ends_record) {
+        if !self.may_gather(end) {
             return false;
         }
         while self.packet_at(next).end.is_before(end) {
             let before = self.packet_at(next).end;
             self.grow_packet(next, len_bytes);
+            debug_assert!(
+                self.packet_at(next).end != before,
+                "a packet before {end:?} does not grow"
+            );
             if self.packet_at(next).end == before {
                 return false;
             }
         }
         true
+    }
+
+    /// True if the packets up to `end` may be one.
+    fn may_gather(&self, end: Seq) -> bool {
+        if end.is_after(self.end()) {
+            return false;
+        }
+        let Some(held) = &self.held else { return true };
+        let whole = held.filled.iter().take_while(|packet| packet.end.is_before(end)).count();
+        let behind = held.filled.get(whole).map_or(held.last, |packet| packet.marks);
+        let is_apart = |marks: PacketMarks| marks.ends_record || marks.is_zero_copy;
+        whole == 0
+            || !behind.is_zero_copy
+                && !held.filled.iter().take(whole).any(|packet| is_apart(packet.marks))
     }
 
     /// Forgets packets that were sent whole.
@@ -239,6 +254,34 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn tcp_51_refused_gathering_moves_nothing() {
+        let ends_of = |queue: &SendQueue| {
+            let held = queue.held.as_ref().unwrap();
+            held.filled.iter().map(|packet| packet.end).collect::<Vec<_>>()
+        };
+        for zero_copy in 0..4 {
+            let mut queue = SendQueue::new(Seq(0));
+            for number in 0..4 {
+                assert_eq!(queue.begin_packet(Seq(0), 100, true), 100);
+                queue.write(&[0; 100]);
+                queue.last_marks().is_zero_copy = number == zero_copy;
+            }
+            let before = ends_of(&queue);
+            assert_eq!(before, [Seq(100), Seq(200), Seq(300)]);
+            let len_bytes = zero_copy * 100 + 50;
+            assert_eq!(queue.gather_packet(Seq(0), len_bytes), zero_copy == 0);
+            assert!(!queue.gather_packet(Seq(0), 350) && !queue.gather_packet(Seq(0), 401));
+            assert_eq!(ends_of(&queue), before);
+            if zero_copy > 1 {
+                assert!(
+                    queue.gather_packet(Seq(0), zero_copy * 100),
+                    "what is before is one packet"
+                );
+            }
+        }
+    }
 
     proptest! {
         #[test]

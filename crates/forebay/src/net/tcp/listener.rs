@@ -25,7 +25,7 @@ use super::super::shared::NetState;
 use super::super::unbound::first_free;
 use super::call::wait_for;
 use super::shards::{Reserved, ShardSocket};
-use super::stream::TcpStream;
+use super::stream::{TcpStream, without_reports};
 use super::wait::{ListenerWatch, Polled, Seen, StreamWatch, Watch};
 
 /// Connections that may wait to be accepted, by default, as with `std`.
@@ -173,7 +173,7 @@ impl TcpListener {
         }))
     }
 
-    /// Changes the options that connections accepted from then on have. `change` is called once for each
+    /// Changes the options that connections accepted from then on have; see [`TcpStream::set_option`]. `change` is called once for each
     /// part of the host, with that part locked, so it must not call any socket of the [`Net`].
     pub fn set_option(&self, mut change: impl FnMut(&mut TcpOptions)) {
         for &ShardSocket { shard, socket } in &self.0.sockets {
@@ -181,7 +181,7 @@ impl TcpListener {
             let _ = self.0.shared.call_tcp(shard, |tcp, out| {
                 let mut options = tcp.options(socket)?;
                 change(&mut options);
-                tcp.set_options(socket, options, out)
+                tcp.set_options(socket, without_reports(options), out)
             });
         }
     }

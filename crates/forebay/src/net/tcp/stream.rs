@@ -266,8 +266,9 @@ impl TcpStream {
         self.set_option(|options| options.linger_s = linger.map(seconds))
     }
 
-    /// Changes any options of the connection. `change` runs with a part of the host locked, so it must
-    /// not call any socket of the [`Net`].
+    /// Changes any options of the connection, except [`TcpOptions::zero_copy`] and [`TcpOptions::timestamping`], which stay off:
+    /// their reports cannot be read here. `change` runs with a part of the host locked, so it must not call any socket of the
+    /// [`Net`].
     ///
     /// # Errors
     /// As [`set_nodelay`](Self::set_nodelay).
@@ -276,7 +277,7 @@ impl TcpStream {
         Ok(self.0.call(|tcp, out| {
             let mut options = tcp.options(socket)?;
             change(&mut options);
-            tcp.set_options(socket, options, out)
+            tcp.set_options(socket, without_reports(options), out)
         })?)
     }
 
@@ -575,4 +576,10 @@ impl fmt::Debug for TcpStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TcpStream({} to {})", self.local_addr(), self.peer_addr())
     }
+}
+
+/// Options without those whose reports cannot be read here: nothing queues what nobody takes.
+pub(super) fn without_reports(options: TcpOptions) -> TcpOptions {
+    let TcpOptions { zero_copy, timestamping, .. } = TcpOptions::DEFAULT;
+    TcpOptions { zero_copy, timestamping, ..options }
 }

@@ -44,6 +44,8 @@ pub(super) struct AckFacts {
     pub(super) sets_timer: bool,
     /// Segments delivered, cumulatively or selectively.
     pub(super) delivered: u32,
+    /// The peer threw away what it had acknowledged selectively, which is not over: it is delivered twice, and no sample.
+    pub(super) is_reneging: bool,
     /// Sample of their rate.
     pub(super) rate: RateSample,
     /// Segments found lost.
@@ -81,6 +83,7 @@ impl Connection {
             una_advanced: segment.ack.is_after(prior_una),
             is_not_duplicate: segment.payload_len > 0 || segment.has(Flags::FIN),
             ece: self.agreed.ecn && segment.has(Flags::ECE),
+            is_reneging: self.recovery.is_reneging(),
             echo: segment
                 .options
                 .timestamps

@@ -199,6 +199,7 @@ impl Connection {
     pub(in crate::tcp) fn close(&mut self, cx: &mut Context<'_>) {
         let has_unread = self.receive.queue.len_bytes() > 0;
         self.is_orphan = true;
+        self.errors.release();
         self.shut.receive = true;
         self.receive.queue.clear(cx.pool);
         match self.state {

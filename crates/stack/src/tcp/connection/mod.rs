@@ -348,8 +348,9 @@ impl Connection {
 
     /// Memory that queues occupy.
     pub(super) fn charge(&self) -> Charge {
+        let sent_bytes = self.send.queue.memory_bytes() + u64::from(self.errors.memory_bytes());
         Charge {
-            written_bytes: u32::try_from(self.send.queue.memory_bytes()).unwrap_or(u32::MAX),
+            written_bytes: u32::try_from(sent_bytes).unwrap_or(u32::MAX),
             received_bytes: self.receive.queue.truesize(),
         }
     }

@@ -1,5 +1,6 @@
 //! Rate at which the path delivers segments (`tcp_rate.c`): per ACK, from the segment among those delivered that was sent last.
 
+use super::super::seq::Seq;
 use super::Connection;
 use super::ack::AckFacts;
 use super::scoreboard::Sent;
@@ -58,6 +59,9 @@ pub(super) struct Deliveries {
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct RateSample {
     before: Deliveries,
+    /// Time when the segment was sent, and its end.
+    sent_us: u64,
+    end: Seq,
     /// Time in which the segments were sent, in µs.
     sent_in_us: u32,
     is_limited: bool,
@@ -83,14 +87,18 @@ impl DeliveryClock {
         (Deliveries { first_sent, delivered_at, delivered }, self.limited_until != 0)
     }
 
-    /// Notes that a segment is delivered (`tcp_rate_skb_delivered`).
+    /// Notes that a segment is delivered (`tcp_rate_skb_delivered`). The last one sent of those that an ACK delivers makes its sample
+    /// (`tcp_skb_sent_after`).
     pub(super) fn note_delivered(&mut self, sent: &Sent, sample: &mut RateSample) {
         let before = sent.deliveries;
-        let later = before.delivered.wrapping_sub(sample.before.delivered).cast_signed() > 0;
-        if !sample.has_some || sample.before.delivered == 0 || later {
+        let is_later = sent.sent_us > sample.sent_us
+            || sent.sent_us == sample.sent_us && sent.end.is_after(sample.end);
+        if !sample.has_some || sample.before.delivered == 0 || is_later {
             self.first_sent = Stamp::of(sent.sent_us);
             *sample = RateSample {
                 before,
+                sent_us: sent.sent_us,
+                end: sent.end,
                 sent_in_us: self.first_sent.since(before.first_sent),
                 is_limited: sent.marks.is_app_limited,
                 has_some: true,
@@ -138,7 +146,7 @@ impl DeliveryRate {
     /// Rate in bytes per second (`tcp_compute_delivery_rate`); 0 before the first sample.
     pub(super) fn bytes_per_s(self, mss: u32) -> u64 {
         let bytes = u64::from(self.segments()) * u64::from(mss);
-        (bytes * SECOND_US).checked_div(self.interval_us.into()).unwrap_or(0)
+        bytes.saturating_mul(SECOND_US).checked_div(self.interval_us.into()).unwrap_or(0)
     }
 
     /// True if the application had no more to send during the sample.
@@ -153,15 +161,18 @@ impl Connection {
         let delivered = self.tally.delivered;
         self.sent.clock.note_ack(facts.delivered, delivered, now_us);
         let min_us = self.rtt.min_us().unwrap_or(u64::from(u32::MAX));
-        self.rate.take(&facts.rate, delivered, now_us, min_us);
+        if !facts.is_reneging {
+            self.rate.take(&facts.rate, delivered, now_us, min_us);
+        }
     }
 
-    /// Notes at a write if the path waits for it (`tcp_rate_check_app_limited`).
+    /// Notes at a write if the path waits for it (`tcp_rate_check_app_limited`): nothing else holds bytes back, and what was
+    /// lost is sent again.
     pub(super) fn note_application_limit(&mut self) {
         let in_flight = self.sent.in_flight();
         if self.unsent_bytes() < self.send.mss
             && in_flight < self.congestion.cwnd
-            && self.sent.awaiting_resend == 0
+            && self.sent.lost <= self.sent.retransmitted
         {
             self.sent.clock.limited_until = self.tally.delivered.wrapping_add(in_flight).max(1);
         }
@@ -170,7 +181,6 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::seq::Seq;
     use super::super::scoreboard::Marks;
     use super::*;
 
@@ -193,7 +203,7 @@ mod tests {
         clock.note_ack(4, 5, begin_us + 20_000);
         rate.take(&sample, 5, begin_us + 20_000, 10_000);
         assert_eq!(rate.bytes_per_s(MSS), 200_000, "4 segments in 20 ms");
-        let next = segment(&mut clock, false, 5, begin_us + 30_000);
+        let next = segment(&mut clock, false, 5, begin_us + 30_030);
         assert!(!next.marks.is_app_limited, "the first flight is over");
         let mut sample = RateSample::default();
         clock.note_delivered(&next, &mut sample);
@@ -202,6 +212,26 @@ mod tests {
         assert!(!rate.is_limited());
         rate.take(&sample, 9, begin_us + 31_000, 50_000);
         assert_eq!(rate.bytes_per_s(MSS), 33_333, "in less than the smallest round trip");
+    }
+
+    #[test]
+    fn tcp_53_sample_is_of_last_sent_segment() {
+        let mut clock = DeliveryClock::INITIAL;
+        let flight = [0, 4_000, 9_000, 9_000].map(|at| segment(&mut clock, at == 0, 1, 1_000 + at));
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
+            let mut sample = RateSample::default();
+            order.iter().for_each(|&at| clock.note_delivered(&flight[at], &mut sample));
+            assert_eq!(sample.sent_in_us, 9_000, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn tcp_53_rate_does_not_overflow() {
+        let mut rate = DeliveryRate { segments: u32::MAX, ..DeliveryRate::INITIAL };
+        rate.interval_us = 1;
+        assert_eq!(rate.bytes_per_s(u32::MAX), u64::MAX);
+        rate.segments = 0;
+        assert_eq!(rate.bytes_per_s(MSS), 0);
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub(super) struct Repair {
     /// Proportional rate reduction: segments delivered and sent since the reduction.
     pub(super) prr_delivered: u32,
     pub(super) prr_out: u32,
+    /// The time-out that the phase began with found that the peer threw away what it had acknowledged selectively.
+    has_reneged: bool,
     pub(super) delivered: Delivered,
     pub(super) highest_sacked: Option<Seq>,
     /// Blocks of the last ACK that had some, while segments are in flight.
@@ -102,6 +104,7 @@ impl Initial for Repair {
         prior_cwnd: 0,
         prr_delivered: 0,
         prr_out: 0,
+        has_reneged: false,
         delivered: Delivered::INITIAL,
         highest_sacked: None,
         known_blocks: None,
@@ -179,6 +182,11 @@ impl Recovery {
 
     pub(super) fn is_open(&self) -> bool {
         self.phase == Phase::Open
+    }
+
+    /// True while what the peer threw away is sent again (`is_sack_reneg`).
+    pub(super) fn is_reneging(&self) -> bool {
+        self.phase == Phase::Loss && self.repair.has_reneged
     }
 
     /// True while lost segments are sent again.
@@ -541,6 +549,7 @@ impl Connection {
     /// A time-out: all that is not known to have arrived counts as lost (`tcp_enter_loss`).
     pub(super) fn enter_loss(&mut self, cx: &mut Context<'_>) {
         let is_reneging = self.sent.first().is_some_and(|sent| sent.marks.sacked);
+        self.recovery.repair.has_reneged = is_reneging || self.recovery.is_reneging();
         if is_reneging {
             cx.counters.sack_reneging.add(1);
             self.sent.mark_all(|sent| sent.marks.sacked = false);

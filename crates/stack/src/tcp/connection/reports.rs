@@ -21,6 +21,10 @@ impl Connection {
             _ if is_error => self.error = None,
             _ => {}
         }
+        // An active connection needs the memory again.
+        if !self.sent.is_allocated() {
+            self.errors.release_spare();
+        }
         report
     }
 

@@ -12,9 +12,16 @@ impl Connection {
     pub(in crate::tcp) fn has_spare(&self) -> bool {
         self.sent.is_empty()
             && !self.awaits_ack()
-            && (self.sent.is_allocated() && self.sent.reno_dup_acks == 0
+            && (self.sent.is_allocated() && self.may_forget_sent()
                 || self.recovery.has_spare()
+                || self.errors.has_spare()
                 || self.receive.queue.is_spare())
+    }
+
+    /// True if nothing that was sent matters any more. While bytes wait for a window, it is known that the application had enough
+    /// to send.
+    fn may_forget_sent(&self) -> bool {
+        self.sent.reno_dup_acks == 0 && self.unsent_bytes() == 0
     }
 
     /// Gives back what an idle connection does not need.
@@ -24,10 +31,13 @@ impl Connection {
         if !self.sent.is_empty() || self.awaits_ack() || now_us.saturating_sub(last_us) < idle_us {
             return;
         }
-        if self.sent.reno_dup_acks == 0 {
+        if self.may_forget_sent() {
             self.sent.release();
         }
         self.recovery.release();
+        if self.errors.has_spare() {
+            self.errors.release_spare();
+        }
         self.receive.queue.release();
     }
 }

@@ -86,12 +86,14 @@ impl Connection {
             }
             _ => return Err(TcpError::BrokenPipe),
         }
+        if !flags.is_rest {
+            self.note_application_limit();
+        }
         if bytes.is_empty() {
             return Ok(0);
         }
         self.check_reports(flags)?;
         self.restart_after_idle(cx);
-        self.note_application_limit();
         let appends = self.appends_to_zero_copy(flags);
         let len = self.fill_packets(bytes, flags, cx);
         let is_whole = len == bytes.len();

@@ -58,6 +58,21 @@ impl Tcp {
         self.sockets.insert(entry)
     }
 
+    /// Charges a socket for the memory of its queues.
+    pub(super) fn charge_anew(&mut self, index: u32) {
+        let Some(entry) = self.sockets.at_mut(index) else { return };
+        let charge = match &entry.kind {
+            Kind::Connection(connection) => connection.charge(),
+            Kind::Idle(idle) => {
+                Charge { written_bytes: idle.errors.memory_bytes(), ..Charge::default() }
+            }
+            Kind::Listener(_) => Charge::default(),
+        };
+        let before = std::mem::replace(&mut entry.charge, charge);
+        self.memory_bytes = self.memory_bytes + charge.bytes() - before.bytes();
+        self.memory.replace(before, charge);
+    }
+
     /// Follows a change of a connection.
     pub(super) fn follow(&mut self, index: u32, out: &mut TcpOut<'_>) {
         let Some(entry) = self.sockets.at_mut(index) else { return };

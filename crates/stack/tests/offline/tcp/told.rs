@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use forebay_stack::tcp::{
-    IcmpMessage, Limit, PathError, Seq, Tally, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket,
-    WriteFlags,
+    IcmpMessage, Limit, PathError, Seq, Tally, Tcp, TcpConfig, TcpError, TcpInfo, TcpOptions,
+    TcpOut, TcpSocket, Timestamping, WriteFlags,
 };
 
 use super::pair::{Faults, MTU, Pair};
@@ -255,4 +255,32 @@ fn tcp_17_taken_error_hides_no_data() {
     while !pair.hosts[0].tcp.readiness(client).unwrap().readable {
         assert!(pair.step());
     }
+}
+
+#[test]
+fn tcp_52_waiting_reports_are_told_again() {
+    let mut pair = pair(8192);
+    let (client, _) = pair.open(80);
+    let flags = Timestamping::TX_SCHED.with(Timestamping::TX_SOFTWARE).with(Timestamping::TX_ACK);
+    pair.call(0, |tcp, out| tcp.set_timestamping(client, flags, out)).unwrap();
+    let told = |tcp: &mut Tcp| {
+        let mut ready = Vec::new();
+        tcp.take_ready(&mut ready);
+        ready.contains(&client)
+    };
+    told(&mut pair.hosts[0].tcp);
+    assert_eq!(write(&mut pair, client, 100), 100);
+    let tcp = &mut pair.hosts[0].tcp;
+    assert!(told(tcp), "two times are told");
+    let before = tcp.report_wakes(client).unwrap();
+    assert!(tcp.take_report(client).unwrap().is_some());
+    assert!(told(tcp), "another one waits");
+    // A connection that is over leaves its reports, and their number, to the socket.
+    let end = |tcp: &mut Tcp, out: &mut TcpOut<'_>| tcp.disconnect(client, out);
+    pair.call(0, end).unwrap();
+    let tcp = &mut pair.hosts[0].tcp;
+    assert_eq!(tcp.report_wakes(client), Ok(before.wrapping_add(1)));
+    assert!(tcp.readiness(client).unwrap().reported && tcp.memory_bytes() > 0);
+    assert!(tcp.take_report(client).unwrap().is_some() && !tcp.readiness(client).unwrap().reported);
+    assert_eq!((tcp.take_report(client), tcp.memory_bytes()), (Ok(None), 0));
 }

@@ -30,21 +30,31 @@ impl Tcp {
         })
     }
 
-    /// Takes the oldest report of the error queue (`MSG_ERRQUEUE`); `None` if there is none.
+    /// Takes the oldest report of the error queue (`MSG_ERRQUEUE`); `None` if there is none. If others follow, the socket is told
+    /// to be ready again.
     ///
     /// # Errors
     /// [`TcpError::NoSocket`] if the socket is closed.
     pub fn take_report(&mut self, socket: TcpSocket) -> Result<Option<TcpReport>, TcpError> {
         let entry = self.entry_mut(socket)?;
-        Ok(match &mut entry.kind {
+        let (report, others_follow) = match &mut entry.kind {
             Kind::Connection(connection) => {
                 let report = connection.take_report();
                 entry.told.replace(&connection.readiness());
-                report
+                (report, connection.take_report_news())
             }
-            Kind::Idle(idle) if !idle.errors.is_empty() => idle.errors.take(),
-            Kind::Idle(_) | Kind::Listener(_) => None,
-        })
+            Kind::Idle(idle) if !idle.errors.is_empty() => {
+                let report = idle.errors.take();
+                idle.errors.release_spare();
+                (report, idle.errors.take_news())
+            }
+            Kind::Idle(_) | Kind::Listener(_) => (None, false),
+        };
+        if others_follow {
+            self.ready.push(socket);
+        }
+        self.charge_anew(socket.index);
+        Ok(report)
     }
 
     /// Times that reports have woken pollers of a socket so far: each is a new event, whatever waited before (`EPOLLET`).
@@ -54,7 +64,8 @@ impl Tcp {
     pub fn report_wakes(&self, socket: TcpSocket) -> Result<u32, TcpError> {
         Ok(match &self.entry(socket)?.kind {
             Kind::Connection(connection) => connection.report_wakes(),
-            Kind::Idle(_) | Kind::Listener(_) => 0,
+            Kind::Idle(idle) => idle.errors.wakes(),
+            Kind::Listener(_) => 0,
         })
     }
 

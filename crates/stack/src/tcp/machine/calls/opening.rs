@@ -15,7 +15,6 @@ use crate::tcp::machine::time_wait::Continued;
 use crate::tcp::machine::{
     Kind, Listener, ListenerQueues, ReusePort, SocketEntry, Target, Tcp, TcpOut, TcpSocket,
 };
-use crate::tcp::memory::Charge;
 
 /// Connections that may wait to be accepted, at most (`somaxconn`).
 const BACKLOG_MAX: u32 = 4096;
@@ -253,9 +252,7 @@ impl Tcp {
         idle.errors = connection.take_errors();
         idle.reset_connection_options();
         entry.kind = Kind::Idle(idle);
-        let charge = std::mem::take(&mut entry.charge);
-        self.memory_bytes -= charge.bytes();
-        self.memory.replace(charge, Charge::default());
+        self.charge_anew(index);
     }
 
     /// Flow whose port the application has bound. One in TIME-WAIT with timestamps is continued, so that the peer can tell
