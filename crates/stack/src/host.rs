@@ -1,6 +1,7 @@
 //! Host: the operating system's part of a stack.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, MutexGuard};
 
 use forebay_buf::Pool;
@@ -63,6 +64,12 @@ pub trait Host: fmt::Debug + Send {
 
     /// Does what is due without packets. Called once per turn.
     fn tick(&mut self, now_ns: u64);
+
+    /// Descriptor that is readable while there is something due, which the CPU is not to sleep through; `None` without one.
+    /// Called before each sleep.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Time that the CPU may sleep, in ns; `None` without a limit. Called before each sleep.
     fn sleep_max_ns(&mut self) -> Option<u64>;

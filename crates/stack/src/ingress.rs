@@ -4,6 +4,7 @@
 mod expiry; // what is due without packets
 
 use std::mem::take;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use expiry::Expiry;
@@ -481,6 +482,10 @@ impl Handler for Stack {
     fn tick(&mut self, now_ns: u64) {
         self.host.tick(now_ns);
         self.expire_if_due(now_ns);
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.host.descriptor()
     }
 
     fn are_readers_behind(&mut self) -> bool {

@@ -25,8 +25,6 @@ pub struct InterfaceAddresses {
     /// Addresses of other interfaces, at which this host receives packets by this one, too: not loopback ones, and no
     /// link-local ones of IPv6.
     pub elsewhere: BTreeSet<IpAddr>,
-    /// True if the kernel is still finding out whether another host has one of all these (RFC 4862, section 5.4).
-    pub has_tentative: bool,
 }
 
 impl InterfaceAddresses {
@@ -36,7 +34,11 @@ impl InterfaceAddresses {
     /// If the netlink request fails.
     pub fn of(interface: InterfaceIndex) -> io::Result<Self> {
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        let answers = netlink::dump(&request)?;
+        netlink::dump(&request).map(|answers| Self::told(answers, interface))
+    }
+
+    /// Addresses in the kernel's answers.
+    pub(super) fn told(answers: Vec<RouteNetlinkMessage>, interface: InterfaceIndex) -> Self {
         let (mut all, mut deprecated) = (Self::default(), Vec::new());
         for answer in answers {
             let RouteNetlinkMessage::NewAddress(AddressMessage { header, attributes, .. }) = answer
@@ -46,11 +48,10 @@ impl InterfaceAddresses {
             let Some(address) = address_in(&attributes) else { continue };
             let (flags, is_own) = (header.flags, header.index == interface.0);
             let is_skipped = flags.contains(AddressHeaderFlags::Dadfailed)
+                || is_tentative(flags)
                 || !is_own && (address.is_loopback() || is_of_link(address));
             if is_skipped {
                 continue;
-            } else if is_tentative(flags) {
-                all.has_tentative = true;
             } else if !is_own {
                 all.elsewhere.insert(address);
             } else if flags.contains(AddressHeaderFlags::Deprecated) {
@@ -60,7 +61,7 @@ impl InterfaceAddresses {
             }
         }
         all.usable.append(&mut deprecated);
-        Ok(all)
+        all
     }
 }
 
@@ -153,8 +154,8 @@ impl NextHops {
         destination: IpAddr,
         by: InterfaceIndex,
     ) -> io::Result<Option<IpAddr>> {
-        let route = route_to(&mut self.0, destination, Some(by))?;
-        Ok(route.map(|route| gateway_of(&route).unwrap_or(destination)))
+        let route = RouteFacts::ask(&mut self.0, destination, by)?;
+        Ok(route.map(|route| route.gateway.unwrap_or(destination)))
     }
 
     /// The kernel's entry of a neighbour, if it is valid.
@@ -209,13 +210,32 @@ pub fn has_route(destination: IpAddr) -> io::Result<bool> {
     Ok(route_to(&mut NetlinkSocket::of_routes()?, destination, None)?.is_some())
 }
 
-/// True if the kernel's route to a destination by an interface leads over a gateway.
-///
-/// # Errors
-/// If the netlink request fails, or the route forbids to send.
-pub fn has_gateway(destination: IpAddr, by: InterfaceIndex) -> io::Result<bool> {
-    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
-    Ok(route.is_some_and(|route| gateway_of(&route).is_some()))
+/// Route of the kernel to a destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RouteFacts {
+    /// Gateway, which may be an IPv6 neighbour for an IPv4 destination (RFC 8950); `None` if the destination is a neighbour.
+    pub gateway: Option<IpAddr>,
+    /// Source address of packets there.
+    pub source: Option<IpAddr>,
+}
+
+impl RouteFacts {
+    pub(super) fn ask(
+        socket: &mut NetlinkSocket,
+        destination: IpAddr,
+        by: InterfaceIndex,
+    ) -> io::Result<Option<Self>> {
+        Ok(route_to(socket, destination, Some(by))?.map(|route| Self::of(&route)))
+    }
+
+    fn of(route: &RouteMessage) -> Self {
+        let source = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => Some(IpAddr::V4(*source)),
+            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => Some(IpAddr::V6(*source)),
+            _ => None,
+        });
+        Self { gateway: gateway_of(route), source }
+    }
 }
 
 /// Source address that the kernel uses for a destination by an interface; `None` if it has no route there.
@@ -223,14 +243,8 @@ pub fn has_gateway(destination: IpAddr, by: InterfaceIndex) -> io::Result<bool> 
 /// # Errors
 /// If the netlink request fails, or the route forbids to send.
 pub fn source_to(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
-    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
-    Ok(route.and_then(|route| {
-        route.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => Some(IpAddr::V4(*source)),
-            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => Some(IpAddr::V6(*source)),
-            _ => None,
-        })
-    }))
+    let route = RouteFacts::ask(&mut NetlinkSocket::of_routes()?, destination, by)?;
+    Ok(route.and_then(|route| route.source))
 }
 
 fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {

@@ -320,8 +320,8 @@ mod tests {
                 name: format!("test{index}"),
                 identity: ArcSwap::from_pointee(Identity { addresses, ..Identity::default() }),
                 kernels: are_kernels.then_some(InterfaceIndex(index)),
+                interface: None,
                 gateways: Gateways::default(),
-                has_tentative: AtomicBool::new(false),
                 learned: Arc::default(),
             }
         };

@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
 
 use super::directory::Directory;
+use super::following::Following;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
 use super::routes::{Gateways, Routes};
@@ -55,10 +56,10 @@ pub(super) struct NetDevice {
     pub(super) identity: ArcSwap<Identity>,
     /// Kernel's interface index; `None` if the kernel does not have the device.
     pub(super) kernels: Option<InterfaceIndex>,
+    /// Interface that limits what is sent by its MTU, whoever has the addresses; `None` of a back end.
+    pub(super) interface: Option<InterfaceIndex>,
     /// Gateways of the kernel there.
     pub(super) gateways: Gateways,
-    /// True while the kernel has addresses there that may not be used yet.
-    pub(super) has_tentative: AtomicBool,
     /// Neighbours learned here, because the kernel cannot learn them.
     pub(super) learned: Arc<Mutex<Learned>>,
 }
@@ -79,6 +80,8 @@ pub(super) struct NetState {
     socket_counters: Arc<CounterTable>,
     pub(super) tcp: TcpShards,
     pub(super) devices: Box<[NetDevice]>,
+    /// `None` if the kernel has none of the devices.
+    pub(super) following: Option<Following>,
     /// Device index by rx queue.
     queues: Box<[usize]>,
     late: OnceLock<Late>,
@@ -162,6 +165,7 @@ fn sums_of(sockets: Vec<BoundQueue>) -> impl Iterator<Item = (usize, SocketAddr,
 pub(super) struct NetParts {
     pub(super) cpus: Vec<CpuId>,
     pub(super) devices: Vec<NetDevice>,
+    pub(super) following: Option<Following>,
     pub(super) queues: Vec<usize>,
     pub(super) policy: SharedPolicy,
     pub(super) no_copy_cache: Option<String>,
@@ -198,6 +202,7 @@ impl NetState {
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
             sockets: Mutex::new(BoundSockets::new(parts.seed, sys::random_key())),
             devices: parts.devices.into(),
+            following: parts.following,
             queues: parts.queues.into(),
             late: OnceLock::new(),
             busy_poll: OnceLock::new(),
@@ -398,12 +403,14 @@ impl NetState {
         self.cpu_indices().map(|index| self.transmitter_of(index).frames_away()).sum()
     }
 
-    /// Refuses a local address that nothing is received at, as the kernel does.
+    /// Refuses a local address that nothing is received at, as the kernel does. One that was added just now may not be
+    /// known yet.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`.
     pub(super) fn check_local(&self, address: IpAddr) -> io::Result<()> {
-        if address.is_unspecified() || self.is_receivable(address) {
+        let is_known = || address.is_unspecified() || self.is_receivable(address);
+        if is_known() || self.follow_kernel().is_ok() && is_known() {
             return Ok(());
         }
         Err(Errno::ADDRNOTAVAIL.into())
