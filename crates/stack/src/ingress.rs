@@ -19,7 +19,8 @@ use crate::division::Division;
 use crate::host::Host;
 use crate::network::neighbours::NeighbourObservation;
 use crate::network::{
-    ErrorRefusal, Identity, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict,
+    DatagramTooBig, ErrorRefusal, Identity, NetworkCounters, NetworkDrop, NetworkLayer,
+    NetworkVerdict,
 };
 use crate::socket::SocketId;
 use crate::socket::connection_id;
@@ -303,7 +304,27 @@ impl Stack {
                 }
                 context.pool.put(packet.frame);
             }
+            NetworkVerdict::TooBig(packet, about) => {
+                self.receive_too_big(&packet, &about, context);
+                context.pool.put(packet.frame);
+            }
             NetworkVerdict::Kept => {}
+        }
+    }
+
+    /// Believes a router that a datagram was too big if a socket may have sent it.
+    fn receive_too_big(&self, packet: &Packet, about: &DatagramTooBig, context: &RxContext<'_>) {
+        let &DatagramTooBig { flow: ErrorRefusal { ours, theirs }, mtu_bytes } = about;
+        let wanted = LookupKey {
+            source: theirs.into(),
+            destination: ours.into(),
+            hash: packet.hash,
+            cpu: self.cpu,
+            device: context.device,
+        };
+        let is_ours = context.identity.is_own(ours.0);
+        if is_ours && self.table.find(&wanted) != FoundSocket::None {
+            self.host.learn_path_mtu(theirs.0, mtu_bytes);
         }
     }
 

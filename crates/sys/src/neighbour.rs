@@ -10,7 +10,9 @@ use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, Addres
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteVia,
+};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
 
@@ -144,18 +146,16 @@ impl NextHops {
         NetlinkSocket::of_routes().map(Self)
     }
 
-    /// Next hop of the kernel's route to a destination: the destination itself, or a gateway, which may be
-    /// an IPv6 neighbour for an IPv4 destination (RFC 8950). `None` if it has no route there by this interface.
+    /// Route of the kernel to a destination. `None` if it has no route there by this interface.
     ///
     /// # Errors
     /// If the netlink request fails.
-    pub fn next_hop(
+    pub fn route(
         &mut self,
         destination: IpAddr,
         by: InterfaceIndex,
-    ) -> io::Result<Option<IpAddr>> {
-        let route = RouteFacts::ask(&mut self.0, destination, by)?;
-        Ok(route.map(|route| route.gateway.unwrap_or(destination)))
+    ) -> io::Result<Option<RouteFacts>> {
+        RouteFacts::ask(&mut self.0, destination, by)
     }
 
     /// The kernel's entry of a neighbour, if it is valid.
@@ -202,7 +202,7 @@ impl NextHops {
 }
 
 /// True if the kernel has a route to a destination. By a given interface it takes any IPv4
-/// destination for a neighbour, so that [`NextHops::next_hop`] does not tell.
+/// destination for a neighbour, so that [`NextHops::route`] does not tell.
 ///
 /// # Errors
 /// If the netlink request fails, or the route forbids to send.
@@ -217,6 +217,8 @@ pub struct RouteFacts {
     pub gateway: Option<IpAddr>,
     /// Source address of packets there.
     pub source: Option<IpAddr>,
+    /// MTU of the path, in bytes, if the route says one, or a router has told the kernel of one.
+    pub mtu: Option<u32>,
 }
 
 impl RouteFacts {
@@ -234,7 +236,11 @@ impl RouteFacts {
             RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => Some(IpAddr::V6(*source)),
             _ => None,
         });
-        Self { gateway: gateway_of(route), source }
+        let mtu = metrics_of(route).find_map(|metric| match metric {
+            RouteMetric::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        });
+        Self { gateway: gateway_of(route), source, mtu: mtu.filter(|mtu| *mtu > 0) }
     }
 }
 
@@ -245,6 +251,14 @@ impl RouteFacts {
 pub fn source_to(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
     let route = RouteFacts::ask(&mut NetlinkSocket::of_routes()?, destination, by)?;
     Ok(route.and_then(|route| route.source))
+}
+
+fn metrics_of(route: &RouteMessage) -> impl Iterator<Item = &RouteMetric> {
+    let metrics = route.attributes.iter().filter_map(|attribute| match attribute {
+        RouteAttribute::Metrics(metrics) => Some(metrics),
+        _ => None,
+    });
+    metrics.flatten()
 }
 
 fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {

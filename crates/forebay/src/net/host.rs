@@ -2,6 +2,7 @@
 //! the sinks.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, MutexGuard};
 
@@ -97,6 +98,10 @@ impl Host for CpuHost {
 
     fn receive_path_error(&mut self, about: &TcpPathError) {
         self.shared.receive_path_error(about);
+    }
+
+    fn learn_path_mtu(&self, destination: IpAddr, mtu_bytes: u32) {
+        self.shared.path_mtus.learn(destination, mtu_bytes, self.clock.now_ns());
     }
 
     fn tick(&mut self, now_ns: u64) {

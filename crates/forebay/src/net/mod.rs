@@ -63,6 +63,7 @@ mod tcp; //        TCP connections and listeners
 mod ways_back; //  ways that datagrams came
 mod routes; //     device and source address for a destination
 mod sending; //    from a socket to the transmit path
+mod path_mtus; // narrow paths that routers have told of
 mod fragment_ids; // numbers of datagrams that leave in fragments
 mod neighbours; // next hops and their link-layer addresses
 mod transmit; //   headers, next hop, device
@@ -528,8 +529,8 @@ fn transmit_queues(
     paths: Vec<SendPaths>,
 ) -> Vec<TransmitQueue> {
     let queue = |(pool, paths)| {
-        let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
-        TransmitQueue::new(pool, take_whole, ids, clock, paths)
+        let (of_all, clock) = (shared.for_transmitters(), shared.tcp.clock().clone());
+        TransmitQueue::new(pool, take_whole, of_all, clock, paths)
     };
     pools.into_iter().zip(paths).map(queue).collect()
 }

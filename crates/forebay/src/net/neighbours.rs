@@ -17,7 +17,7 @@ use forebay_stack::network::Identity;
 use forebay_stack::network::compose::LinkAddresses;
 use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use forebay_sys::interface::InterfaceIndex;
-use forebay_sys::neighbour::{EntryState, NextHops};
+use forebay_sys::neighbour::{EntryState, NextHops, RouteFacts};
 
 use super::transmit::Between;
 
@@ -90,7 +90,14 @@ impl DeviceNeighbours {
     ) -> io::Result<Self> {
         let remembered = vec![None; REMEMBERED].into_boxed_slice();
         let kernel = NextHops::open()?;
-        Ok(Self::Kernel(KernelCache { interface, kernel, remembered, asked_ns: 0, learned }))
+        Ok(Self::Kernel(KernelCache {
+            interface,
+            kernel,
+            remembered,
+            asked_ns: 0,
+            asked: RouteFacts::default(),
+            learned,
+        }))
     }
 
     /// Finds the next hop of a datagram that is not a reply. Solicitations to be sent go to `asks`.
@@ -126,6 +133,13 @@ impl DeviceNeighbours {
             }
             Self::Own(learned) => resolve(learned, destination, on, now_ns, pool, asks),
         }
+    }
+
+    /// MTU of the kernel's route to a destination whose next hop was found just now, if it has one of its own.
+    pub(super) fn route_mtu(&self, destination: IpAddr) -> Option<u32> {
+        let Self::Kernel(cache) = self else { return None };
+        let remembered = cache.remembered[place(destination)].as_ref();
+        remembered.filter(|remembered| remembered.destination == destination)?.route.mtu
     }
 
     /// Queues the packets of one send until their next hop is resolved. Packets displaced by them
@@ -274,6 +288,8 @@ pub(super) struct KernelCache {
     /// Indexed by a hash of the destination; a newer entry replaces an older one.
     remembered: Box<[Option<Remembered>]>,
     asked_ns: u64,
+    /// Route that was asked for last, until it is remembered.
+    asked: RouteFacts,
     /// Neighbours learned here, if the kernel receives nothing and so cannot learn them.
     learned: Option<Arc<Mutex<Learned>>>,
 }
@@ -291,6 +307,7 @@ enum AskedNeighbour {
 struct Remembered {
     destination: IpAddr,
     lladdr: [u8; 6],
+    route: RouteFacts,
     until_ns: u64,
 }
 
@@ -322,9 +339,11 @@ impl KernelCache {
     fn ask(&mut self, destination: IpAddr, now_ns: u64) -> AskedNeighbour {
         self.asked_ns = now_ns;
         // A failed query counts as no route.
-        let Ok(Some(hop)) = self.kernel.next_hop(destination, self.interface) else {
+        let Ok(Some(route)) = self.kernel.route(destination, self.interface) else {
             return AskedNeighbour::Nothing;
         };
+        self.asked = route;
+        let hop = route.gateway.unwrap_or(destination);
         let entry = self.kernel.entry_of(hop, self.interface).ok().flatten();
         let is_stale = entry.is_none_or(|entry| entry.state == EntryState::Stale);
         if self.learned.is_none() && is_stale {
@@ -344,7 +363,9 @@ impl KernelCache {
 
     fn remember(&mut self, destination: IpAddr, lladdr: [u8; 6], now_ns: u64) {
         let until_ns = now_ns.saturating_add(REMEMBER_NS);
-        self.remembered[place(destination)] = Some(Remembered { destination, lladdr, until_ns });
+        let route = std::mem::take(&mut self.asked);
+        self.remembered[place(destination)] =
+            Some(Remembered { destination, lladdr, route, until_ns });
     }
 }
 

@@ -80,8 +80,8 @@ pub(super) fn host_on(
     let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {
         let hops = state.devices.iter().map(&neighbours);
         let paths = sinks.into_iter().zip(hops).collect();
-        let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
-        TransmitQueue::new(pool(64), true, ids, clock, paths)
+        let (of_all, clock) = (state.for_transmitters(), state.tcp.clock().clone());
+        TransmitQueue::new(pool(64), true, of_all, clock, paths)
     };
     let queues = queues.into_iter().map(with_next_hops).collect();
     state.complete(queues, Flows::default(), pool(1));

@@ -59,7 +59,7 @@ impl Endpoint {
         }
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
-            SendForm::of(of.payload.len(), marks, between, &identity)?;
+            SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
             if has_kernel && is_looped() {
                 return self.send_by_kernel(of, device, between, marks);
             }
@@ -211,6 +211,7 @@ impl Endpoint {
             tos: options.tos.load(Ordering::Relaxed),
             gso_size,
             may_fragment: options.may_fragment.load(Ordering::Relaxed),
+            ignores_path: options.ignores_path.load(Ordering::Relaxed),
         }
     }
 

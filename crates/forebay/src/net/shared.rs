@@ -32,6 +32,7 @@ use super::directory::Directory;
 use super::following::Following;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
+use super::path_mtus::PathMtus;
 use super::routes::{Gateways, Routes};
 use super::tcp::TcpShards;
 use super::transmit::{Flushed, TransmitQueue, Transmitter};
@@ -91,6 +92,7 @@ pub(super) struct NetState {
     pub(super) groups: Groups,
     /// Number of the next datagram that leaves in fragments.
     pub(super) fragment_ids: Arc<FragmentIds>,
+    pub(super) path_mtus: Arc<PathMtus>,
     pub(super) policy: SharedPolicy,
     /// Reason why there are no copy caches, if there are none.
     pub(super) no_copy_cache: Option<String>,
@@ -209,6 +211,7 @@ impl NetState {
             blocked: Blocked::default(),
             groups: Groups::default(),
             fragment_ids: Arc::new(FragmentIds::new(sys::random_key())),
+            path_mtus: Arc::default(),
             policy: parts.policy,
             no_copy_cache: parts.no_copy_cache,
             rmem_default: parts.rmem_default,
@@ -224,6 +227,11 @@ impl NetState {
         let (transmit_queues, home) = (queues.into(), Mutex::new(home));
         let set = self.late.set(Late { transmit_queues, flows, home });
         debug_assert!(set.is_ok(), "an engine is built once");
+    }
+
+    /// State of the host that all transmitters use.
+    pub(super) fn for_transmitters(&self) -> (Arc<FragmentIds>, Arc<PathMtus>) {
+        (Arc::clone(&self.fragment_ids), Arc::clone(&self.path_mtus))
     }
 
     fn late(&self) -> &Late {

@@ -125,7 +125,7 @@ fn next_hops() {
         [("192.0.2.7", "10.9.0.2", "10.9.0.3"), ("2001:db8::7", "fd00::2", "fd00::3")]
     {
         ip(&format!("route add {far} via {by} dev left"));
-        assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(by)));
+        assert_eq!(next_hop(&mut hops, address(far), on).unwrap(), Some(address(by)));
         assert_eq!(hops.entry_of(address(by), on).unwrap(), None);
         for mac in [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]] {
             let mac = MacAddress(mac);
@@ -133,17 +133,17 @@ fn next_hops() {
             assert_eq!(hops.entry_of(address(by), on).unwrap(), Some(fixed(mac)));
         }
         ip(&format!("route change {far} via {then_by} dev left"));
-        assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(then_by)));
+        assert_eq!(next_hop(&mut hops, address(far), on).unwrap(), Some(address(then_by)));
         let elsewhere = || {
             forebay_testkit::namespaces::enter_new();
-            hops.next_hop(address(far), on).unwrap()
+            next_hop(&mut hops, address(far), on).unwrap()
         };
         let told = std::thread::scope(|scope| scope.spawn(elsewhere).join().unwrap());
         assert_eq!(told, Some(address(then_by)));
     }
     // A refusal is not taken for the answer to the next question.
-    assert!(hops.next_hop(address("192.0.2.7"), InterfaceIndex(u32::MAX)).is_err());
-    assert_eq!(hops.next_hop(address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
+    assert!(next_hop(&mut hops, address("192.0.2.7"), InterfaceIndex(u32::MAX)).is_err());
+    assert_eq!(next_hop(&mut hops, address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
 }
 
 fn fixed(lladdr: MacAddress) -> NeighbourEntry {
@@ -186,12 +186,22 @@ fn next_hops_of_other_family() {
     let on = Interface::named("left").unwrap().index;
     let [far, by] = ["192.0.2.5", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap());
     let mut hops = NextHops::open().unwrap();
-    assert_eq!(hops.next_hop(far, on).unwrap(), Some(by));
+    assert_eq!(next_hop(&mut hops, far, on).unwrap(), Some(by));
     assert!(has_gateway(far, on));
     assert_eq!(hops.entry_of(by, on).unwrap(), None);
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
     assert_eq!(hops.entry_of(by, on).unwrap(), Some(fixed(mac)));
+}
+
+/// Gateway of the route, or else the destination.
+fn next_hop(
+    hops: &mut NextHops,
+    far: IpAddr,
+    by: InterfaceIndex,
+) -> std::io::Result<Option<IpAddr>> {
+    let route = hops.route(far, by)?;
+    Ok(route.map(|route| route.gateway.unwrap_or(far)))
 }
 
 fn has_gateway(far: IpAddr, by: InterfaceIndex) -> bool {

@@ -5,6 +5,7 @@ mod calls; //    what the calls of `std` do
 mod end; //      what waits when a run ends
 mod exchange; // datagrams to and fro
 mod following; // addresses and MTUs that change
+mod paths; //    routers with smaller links
 mod groups; //   multicast
 mod host; //     its addresses elsewhere, and its answers
 mod messages; // what headers say, both ways
@@ -28,6 +29,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         groups::TRIALS,
         host::TRIALS,
         following::TRIALS,
+        paths::TRIALS,
     ]
     .concat();
     let inside = |missing: Option<String>| {
