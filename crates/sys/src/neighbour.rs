@@ -201,13 +201,14 @@ impl NextHops {
     }
 }
 
-/// True if the kernel has a route to a destination. By a given interface it takes any IPv4
-/// destination for a neighbour, so that [`NextHops::route`] does not tell.
+/// The kernel's route to a destination, by any interface. By a given one it takes any IPv4 destination for a neighbour, so
+/// that [`NextHops::route`] does not tell if there is a route.
 ///
 /// # Errors
 /// If the netlink request fails, or the route forbids to send.
-pub fn has_route(destination: IpAddr) -> io::Result<bool> {
-    Ok(route_to(&mut NetlinkSocket::of_routes()?, destination, None)?.is_some())
+pub fn route(destination: IpAddr) -> io::Result<Option<RouteFacts>> {
+    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, None)?;
+    Ok(route.map(|route| RouteFacts::of(&route)))
 }
 
 /// Route of the kernel to a destination.

@@ -142,6 +142,19 @@ impl DeviceNeighbours {
         remembered.filter(|remembered| remembered.destination == destination)?.route.mtu
     }
 
+    /// Source address of the kernel's route to a destination, which is asked for if it is not remembered.
+    pub(super) fn route_source(&mut self, destination: IpAddr, now_ns: u64) -> Option<IpAddr> {
+        let Self::Kernel(cache) = self else { return None };
+        if let Some(remembered) = cache.recalled(destination, now_ns) {
+            return remembered.route.source;
+        }
+        match cache.ask(destination, now_ns) {
+            AskedNeighbour::Lladdr(_) => cache.recalled(destination, now_ns)?.route.source,
+            AskedNeighbour::Neighbour(_) => cache.asked.source,
+            AskedNeighbour::Nothing => None,
+        }
+    }
+
     /// Queues the packets of one send until their next hop is resolved. Packets displaced by them
     /// go to `dropped`. If it has been resolved meanwhile, they stay in `packets`, complete, to be sent.
     pub(super) fn hold(
@@ -313,9 +326,13 @@ struct Remembered {
 
 impl KernelCache {
     fn recall(&self, destination: IpAddr, now_ns: u64) -> Option<[u8; 6]> {
+        self.recalled(destination, now_ns).map(|remembered| remembered.lladdr)
+    }
+
+    fn recalled(&self, destination: IpAddr, now_ns: u64) -> Option<&Remembered> {
         let remembered = self.remembered[place(destination)].as_ref()?;
         let is_good = remembered.destination == destination && now_ns < remembered.until_ns;
-        is_good.then_some(remembered.lladdr)
+        is_good.then_some(remembered)
     }
 
     /// Next hop that is remembered, or that the kernel knows, unless it was asked just now.

@@ -26,6 +26,7 @@ use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
 use super::neighbours::{DeviceNeighbours, Hop, WayBack};
 use super::path_mtus::PathMtus;
+use super::routes::is_on_link;
 pub(super) use last_sent::LastSent;
 use queue::LeftMark;
 pub(super) use queue::{Flushed, SegmentMark, SendMark, TransmitQueue};
@@ -211,6 +212,22 @@ impl Transmitter {
             Hop::Known(_) | Hop::Unknown => self.add_composed(device),
         }
         Ok(Gathered::Yes)
+    }
+
+    /// Source address that the kernel's route has for a destination beyond the device's subnets; `None` if another choice
+    /// counts.
+    pub(super) fn route_source(
+        &mut self,
+        device: usize,
+        on: &Identity,
+        to: IpAddr,
+    ) -> Option<IpAddr> {
+        if is_on_link(to) || to.is_multicast() || on.addresses.iter().any(|own| own.contains(to)) {
+            return None;
+        }
+        self.look_at_clock(device);
+        let source = self.paths[device].neighbours.route_source(to, self.now_ns);
+        source.filter(|source| on.is_own(*source))
     }
 
     /// MTU of the path to a destination whose next hop was found just now.

@@ -1,11 +1,11 @@
 //! Paths with links that are smaller than the device's, of which routers tell.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket as KernelSocket};
-use std::thread::sleep;
+use std::net::{IpAddr, SocketAddr, TcpListener as KernelListener, UdpSocket as KernelSocket};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use etherparse::{Icmpv4Header, Icmpv4Type, PacketBuilder, icmpv4::DestUnreachableHeader};
-use forebay::net::{NetConfig, UdpSocket};
+use forebay::net::{NetConfig, TcpStream, UdpSocket};
 use forebay_device::Via;
 use forebay_testkit::namespaces::await_local_route;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
@@ -14,6 +14,7 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockProtocol, SockType};
 use crate::sockets::Trial;
 use crate::sockets::rig::{OURS, Running, over_tap};
 use crate::sockets::shared::Hosts;
+use crate::tcp::streams::{echo, exchange};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("udp_30_path_is_learned_beside_the_kernel", || learned(Via::AfPacket, "udp:53")),
@@ -21,6 +22,8 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("udp_30_path_is_learned_without_the_kernel", || learned(Via::AfXdp, "all")),
     ("udp_30_mtu_of_route_is_kept", of_route),
     ("udp_30_strangers_narrow_no_path", strangers),
+    ("udp_27_unconnected_socket_asks_its_route", source_of_each_route),
+    ("tcp_51_route_bounds_new_connections", connections_by_route),
 ];
 
 /// Sends, one each 10 ms, until one is refused, at most.
@@ -165,5 +168,48 @@ fn strangers() {
     tell(53, [10, 9, 0, 1], 1400, 1000);
     await_refusal(&socket, (to, 9).into());
     drop((net, socket));
+    running.end();
+}
+
+/// A socket that is bound to no address has that of each destination's route.
+fn source_of_each_route() {
+    let hosts = Hosts::new();
+    hosts.near.command("ip addr add 10.9.0.7/24 dev ska");
+    hosts.near.command("ip addr add 10.9.0.8/24 dev ska");
+    hosts.near.command("ip route add default via 10.9.0.2 src 10.9.0.7");
+    hosts.near.command("ip route add 198.51.100.0/24 via 10.9.0.2 src 10.9.0.8");
+    for own in ["192.0.2.1", "198.51.100.1"] {
+        hosts.far.command(&format!("ip addr add {own}/32 dev skb"));
+    }
+    let (net, engine) = hosts.taking(Via::AfXdp, "udp:53");
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let expected =
+        [("192.0.2.1", "10.9.0.7"), ("198.51.100.1", "10.9.0.8"), ("10.9.0.2", "10.9.0.1")];
+    for (to, source) in expected.into_iter().cycle().take(30) {
+        let far = hosts.far.run(|| KernelSocket::bind((to, 0)).unwrap());
+        far.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        hosts.near.run(|| socket.send_to(b"unasked", far.local_addr().unwrap()).unwrap());
+        let (_, from) = far.recv_from(&mut [0; 100]).unwrap();
+        assert_eq!(from, SocketAddr::new(source.parse().unwrap(), 53), "{to}");
+    }
+    drop((net, socket));
+    running.end();
+}
+
+/// The kernel's route has an MTU of its own, as for a tunnel.
+fn connections_by_route() {
+    let hosts = Hosts::new();
+    hosts.near.command("ip route add 10.9.0.2/32 dev ska mtu 1200");
+    let (net, engine) = hosts.taking(Via::AfPacket, "tcp:32768-60999");
+    let running = hosts.near.run(|| Running::begin(engine));
+    let far = hosts.far.run(|| KernelListener::bind("10.9.0.2:80").unwrap());
+    let near = hosts.near.run(|| TcpStream::connect(&net, "10.9.0.2:80").unwrap());
+    assert_eq!(near.info().unwrap().path_mtu_bytes, 1200);
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&near));
+        exchange(&far.accept().unwrap().0, 100_000);
+    });
+    drop((net, near));
     running.end();
 }
