@@ -192,7 +192,7 @@ fn routed() {
     running.end();
 }
 
-/// What is sent meanwhile is sent again.
+/// Data that are sent meanwhile are sent again.
 fn outlives() {
     let hosts = Hosts::new();
     hosts.near.command("ip addr add 10.9.0.7/32 dev ska");
