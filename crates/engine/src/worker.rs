@@ -394,12 +394,14 @@ impl<H: Handler> Worker<H> {
 
     /// True if there are [descriptors](Self::descriptors).
     pub(super) fn has_descriptors(&self) -> bool {
-        self.queues.iter().any(|queue| queue.descriptor().is_some())
+        let has_one = self.queues.iter().any(|queue| queue.descriptor().is_some());
+        has_one || self.handler.descriptor().is_some()
     }
 
-    /// Descriptors that are readable once frames are pending for this CPU.
+    /// Descriptors that are readable once frames are pending for this CPU, or something else for its handler.
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.queues.iter().filter_map(Queue::descriptor).collect()
+        let of_queues = self.queues.iter().filter_map(Queue::descriptor);
+        of_queues.chain(self.handler.descriptor()).collect()
     }
 }
 

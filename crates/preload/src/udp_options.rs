@@ -16,6 +16,10 @@ const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPNS_NEW: i32 = 64;
 const SO_TIMESTAMPING_NEW: i32 = 65;
 
+/// Values of `IP_MTU_DISCOVER` by which the path's MTU is ignored (linux/in.h).
+const IP_PMTUDISC_INTERFACE: i32 = 4;
+const IP_PMTUDISC_OMIT: i32 = 5;
+
 /// Option by which datagrams are sent together (linux/udp.h).
 pub(crate) const UDP_CORK: i32 = 1;
 
@@ -173,7 +177,17 @@ impl Settings {
         udp.set_traffic_class(u8::try_from(value(class)).unwrap_or_default());
         // Of both families the same numbers.
         let discover = value(discover);
-        udp.set_fragment(discover != libc::IP_PMTUDISC_DO && discover != libc::IP_PMTUDISC_PROBE);
+        let is_one = |of: &[i32]| of.contains(&discover);
+        udp.set_fragment(!is_one(&[
+            libc::IP_PMTUDISC_DO,
+            libc::IP_PMTUDISC_PROBE,
+            IP_PMTUDISC_INTERFACE,
+        ]));
+        udp.set_path_ignored(is_one(&[
+            libc::IP_PMTUDISC_PROBE,
+            IP_PMTUDISC_INTERFACE,
+            IP_PMTUDISC_OMIT,
+        ]));
         udp.set_broadcast(is_on(SocketOption::of_socket(libc::SO_BROADCAST)));
         let gro = is_on(SocketOption::of_udp(libc::UDP_GRO));
         udp.set_gro(gro);

@@ -37,6 +37,7 @@ impl Socket {
     /// As [`UdpSocket::new`].
     pub fn new(socket: forebay::net::UdpSocket) -> io::Result<Self> {
         socket.set_gro(true);
+        socket.set_path_ignored(true); // quinn finds out by itself what arrives
         let is_v6 = socket.local_addr().is_ipv6();
         Ok(Self {
             is_v6,

@@ -1,6 +1,7 @@
 //! Delivery: the second spine. Runs on the CPU that packets were steered to, and brings them from
 //! the backlogs to the application.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_buf::Pool;
@@ -31,6 +32,12 @@ pub trait Handler: Send {
     /// Time that the CPU may sleep if no packets arrive, in ns; `None` without a limit. Called right
     /// before each sleep, when other threads can wake the CPU already.
     fn sleep_max_ns(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// Descriptor that is readable while there is something to do without packets, by the next turns; `None` without one. The
+    /// CPU does not sleep meanwhile.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

@@ -1,6 +1,8 @@
 //! Host: the operating system's part of a stack.
 
 use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, MutexGuard};
 
 use forebay_buf::Pool;
@@ -61,8 +63,18 @@ pub trait Host: fmt::Debug + Send {
     /// Takes an ICMP error about a segment that this host sent. Called for each.
     fn receive_path_error(&mut self, about: &TcpPathError);
 
+    /// Records that a router takes packets of this length at most towards a destination, that of a datagram which may be this
+    /// host's. Called for each such error.
+    fn learn_path_mtu(&self, destination: IpAddr, mtu_bytes: u32);
+
     /// Does what is due without packets. Called once per turn.
     fn tick(&mut self, now_ns: u64);
+
+    /// Descriptor that is readable while there is something due, which the CPU is not to sleep through; `None` without one.
+    /// Called before each sleep.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Time that the CPU may sleep, in ns; `None` without a limit. Called before each sleep.
     fn sleep_max_ns(&mut self) -> Option<u64>;

@@ -4,6 +4,7 @@
 mod expiry; // what is due without packets
 
 use std::mem::take;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use expiry::Expiry;
@@ -18,7 +19,8 @@ use crate::division::Division;
 use crate::host::Host;
 use crate::network::neighbours::NeighbourObservation;
 use crate::network::{
-    ErrorRefusal, Identity, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict,
+    DatagramTooBig, ErrorRefusal, Identity, NetworkCounters, NetworkDrop, NetworkLayer,
+    NetworkVerdict,
 };
 use crate::socket::SocketId;
 use crate::socket::connection_id;
@@ -302,7 +304,27 @@ impl Stack {
                 }
                 context.pool.put(packet.frame);
             }
+            NetworkVerdict::TooBig(packet, about) => {
+                self.receive_too_big(&packet, &about, context);
+                context.pool.put(packet.frame);
+            }
             NetworkVerdict::Kept => {}
+        }
+    }
+
+    /// Believes a router that a datagram was too big if a socket may have sent it.
+    fn receive_too_big(&self, packet: &Packet, about: &DatagramTooBig, context: &RxContext<'_>) {
+        let &DatagramTooBig { flow: ErrorRefusal { ours, theirs }, mtu_bytes } = about;
+        let wanted = LookupKey {
+            source: theirs.into(),
+            destination: ours.into(),
+            hash: packet.hash,
+            cpu: self.cpu,
+            device: context.device,
+        };
+        let is_ours = context.identity.is_own(ours.0);
+        if is_ours && self.table.find(&wanted) != FoundSocket::None {
+            self.host.learn_path_mtu(theirs.0, mtu_bytes);
         }
     }
 
@@ -481,6 +503,10 @@ impl Handler for Stack {
     fn tick(&mut self, now_ns: u64) {
         self.host.tick(now_ns);
         self.expire_if_due(now_ns);
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.host.descriptor()
     }
 
     fn are_readers_behind(&mut self) -> bool {

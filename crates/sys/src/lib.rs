@@ -19,6 +19,8 @@ pub mod tcp_reserve; //   a TCP port reserved likewise
 pub mod refusal; //       the kernel sockets of both, which drop every packet
 pub mod udp_send; //      datagrams sent through the kernel
 pub mod neighbour; //     the kernel's addresses, routes and neighbours
+pub mod host_facts; //    links, addresses and routes over a socket that stays open
+pub mod network_changes; // notifications of their changes
 mod ethtool; //           facts that a driver reports
 pub mod bpf; //           programs and maps in the kernel
 pub mod xdp_attached; //  XDP programs that others attached to an interface

@@ -10,7 +10,9 @@ use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, Addres
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteVia};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteVia,
+};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
 
@@ -25,8 +27,6 @@ pub struct InterfaceAddresses {
     /// Addresses of other interfaces, at which this host receives packets by this one, too: not loopback ones, and no
     /// link-local ones of IPv6.
     pub elsewhere: BTreeSet<IpAddr>,
-    /// True if the kernel is still finding out whether another host has one of all these (RFC 4862, section 5.4).
-    pub has_tentative: bool,
 }
 
 impl InterfaceAddresses {
@@ -36,7 +36,11 @@ impl InterfaceAddresses {
     /// If the netlink request fails.
     pub fn of(interface: InterfaceIndex) -> io::Result<Self> {
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        let answers = netlink::dump(&request)?;
+        netlink::dump(&request).map(|answers| Self::told(answers, interface))
+    }
+
+    /// Addresses in the kernel's answers.
+    pub(super) fn told(answers: Vec<RouteNetlinkMessage>, interface: InterfaceIndex) -> Self {
         let (mut all, mut deprecated) = (Self::default(), Vec::new());
         for answer in answers {
             let RouteNetlinkMessage::NewAddress(AddressMessage { header, attributes, .. }) = answer
@@ -46,11 +50,10 @@ impl InterfaceAddresses {
             let Some(address) = address_in(&attributes) else { continue };
             let (flags, is_own) = (header.flags, header.index == interface.0);
             let is_skipped = flags.contains(AddressHeaderFlags::Dadfailed)
+                || is_tentative(flags)
                 || !is_own && (address.is_loopback() || is_of_link(address));
             if is_skipped {
                 continue;
-            } else if is_tentative(flags) {
-                all.has_tentative = true;
             } else if !is_own {
                 all.elsewhere.insert(address);
             } else if flags.contains(AddressHeaderFlags::Deprecated) {
@@ -60,7 +63,7 @@ impl InterfaceAddresses {
             }
         }
         all.usable.append(&mut deprecated);
-        Ok(all)
+        all
     }
 }
 
@@ -143,18 +146,16 @@ impl NextHops {
         NetlinkSocket::of_routes().map(Self)
     }
 
-    /// Next hop of the kernel's route to a destination: the destination itself, or a gateway, which may be
-    /// an IPv6 neighbour for an IPv4 destination (RFC 8950). `None` if it has no route there by this interface.
+    /// Route of the kernel to a destination. `None` if it has no route there by this interface.
     ///
     /// # Errors
     /// If the netlink request fails.
-    pub fn next_hop(
+    pub fn route(
         &mut self,
         destination: IpAddr,
         by: InterfaceIndex,
-    ) -> io::Result<Option<IpAddr>> {
-        let route = route_to(&mut self.0, destination, Some(by))?;
-        Ok(route.map(|route| gateway_of(&route).unwrap_or(destination)))
+    ) -> io::Result<Option<RouteFacts>> {
+        RouteFacts::ask(&mut self.0, destination, by)
     }
 
     /// The kernel's entry of a neighbour, if it is valid.
@@ -200,22 +201,48 @@ impl NextHops {
     }
 }
 
-/// True if the kernel has a route to a destination. By a given interface it takes any IPv4
-/// destination for a neighbour, so that [`NextHops::next_hop`] does not tell.
+/// The kernel's route to a destination, by any interface. By a given one it takes any IPv4 destination for a neighbour, so
+/// that [`NextHops::route`] does not tell if there is a route.
 ///
 /// # Errors
 /// If the netlink request fails, or the route forbids to send.
-pub fn has_route(destination: IpAddr) -> io::Result<bool> {
-    Ok(route_to(&mut NetlinkSocket::of_routes()?, destination, None)?.is_some())
+pub fn route(destination: IpAddr) -> io::Result<Option<RouteFacts>> {
+    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, None)?;
+    Ok(route.map(|route| RouteFacts::of(&route)))
 }
 
-/// True if the kernel's route to a destination by an interface leads over a gateway.
-///
-/// # Errors
-/// If the netlink request fails, or the route forbids to send.
-pub fn has_gateway(destination: IpAddr, by: InterfaceIndex) -> io::Result<bool> {
-    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
-    Ok(route.is_some_and(|route| gateway_of(&route).is_some()))
+/// Route of the kernel to a destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RouteFacts {
+    /// Gateway, which may be an IPv6 neighbour for an IPv4 destination (RFC 8950); `None` if the destination is a neighbour.
+    pub gateway: Option<IpAddr>,
+    /// Source address of packets there.
+    pub source: Option<IpAddr>,
+    /// MTU of the path, in bytes, if the route says one, or a router has told the kernel of one.
+    pub mtu: Option<u32>,
+}
+
+impl RouteFacts {
+    pub(super) fn ask(
+        socket: &mut NetlinkSocket,
+        destination: IpAddr,
+        by: InterfaceIndex,
+    ) -> io::Result<Option<Self>> {
+        Ok(route_to(socket, destination, Some(by))?.map(|route| Self::of(&route)))
+    }
+
+    fn of(route: &RouteMessage) -> Self {
+        let source = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => Some(IpAddr::V4(*source)),
+            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => Some(IpAddr::V6(*source)),
+            _ => None,
+        });
+        let mtu = metrics_of(route).find_map(|metric| match metric {
+            RouteMetric::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        });
+        Self { gateway: gateway_of(route), source, mtu: mtu.filter(|mtu| *mtu > 0) }
+    }
 }
 
 /// Source address that the kernel uses for a destination by an interface; `None` if it has no route there.
@@ -223,14 +250,16 @@ pub fn has_gateway(destination: IpAddr, by: InterfaceIndex) -> io::Result<bool> 
 /// # Errors
 /// If the netlink request fails, or the route forbids to send.
 pub fn source_to(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
-    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
-    Ok(route.and_then(|route| {
-        route.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::PrefSource(RouteAddress::Inet(source)) => Some(IpAddr::V4(*source)),
-            RouteAttribute::PrefSource(RouteAddress::Inet6(source)) => Some(IpAddr::V6(*source)),
-            _ => None,
-        })
-    }))
+    let route = RouteFacts::ask(&mut NetlinkSocket::of_routes()?, destination, by)?;
+    Ok(route.and_then(|route| route.source))
+}
+
+fn metrics_of(route: &RouteMessage) -> impl Iterator<Item = &RouteMetric> {
+    let metrics = route.attributes.iter().filter_map(|attribute| match attribute {
+        RouteAttribute::Metrics(metrics) => Some(metrics),
+        _ => None,
+    });
+    metrics.flatten()
 }
 
 fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {

@@ -37,14 +37,7 @@ pub(super) fn ask(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMe
 /// # Errors
 /// The kernel's error, or `ResourceBusy` if changes interrupted every attempt.
 pub(super) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
-    for _ in 0..DUMPS_MAX {
-        let mut answers = Vec::new();
-        match exchange(ROUTE, request.clone(), NLM_F_REQUEST | NLM_F_DUMP, &mut answers)? {
-            Whole::Yes => return Ok(answers),
-            Whole::Interrupted => {}
-        }
-    }
-    Err(io::ErrorKind::ResourceBusy.into())
+    NetlinkSocket::open(ROUTE)?.dump(request)
 }
 
 /// Consistency of a dump: whole, or interrupted by a change.
@@ -100,6 +93,24 @@ impl NetlinkSocket {
         let mut answers = Vec::new();
         self.exchange(request, NLM_F_REQUEST | NLM_F_ACK, &mut answers)?;
         Ok(answers)
+    }
+
+    /// Requests all objects of a kind.
+    ///
+    /// # Errors
+    /// As [`dump`].
+    pub(super) fn dump(
+        &mut self,
+        request: &RouteNetlinkMessage,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
+        for _ in 0..DUMPS_MAX {
+            let mut answers = Vec::new();
+            match self.exchange(request.clone(), NLM_F_REQUEST | NLM_F_DUMP, &mut answers)? {
+                Whole::Yes => return Ok(answers),
+                Whole::Interrupted => {}
+            }
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
     }
 
     /// Requests a change.

@@ -1,5 +1,6 @@
 //! Host of a stack for tests: devices with the same addresses, a clock that stands, sockets that are never closed.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -121,6 +122,8 @@ impl Host for FixedHost {
     fn receive_path_error(&mut self, about: &TcpPathError) {
         unreachable!("the network layer takes no TCP: {about:?}")
     }
+
+    fn learn_path_mtu(&self, _destination: IpAddr, _mtu_bytes: u32) {}
 
     fn tick(&mut self, _now_ns: u64) {}
 

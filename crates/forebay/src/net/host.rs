@@ -2,6 +2,8 @@
 //! the sinks.
 
 use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, MutexGuard};
 
 use arc_swap::{ArcSwap, Cache};
@@ -16,19 +18,9 @@ use forebay_stack::socket::reclaim::ReclaimPolicy;
 use forebay_stack::socket::table::SocketTable;
 use forebay_sys::clock::Clock;
 
-use super::identities;
+use super::following::Follower;
 use super::shared::{CpuIndex, NetState};
 use super::tcp::TcpTicks;
-
-/// CPU that looks whether tentative addresses may be used.
-const LOOKING_CPU: CpuIndex = CpuIndex(0);
-
-/// Interval of its first looks, in ns, and the longest one: without a carrier an address stays tentative.
-const LOOK_NS: u64 = 500_000_000;
-const LOOK_MAX_NS: u64 = 32_000_000_000;
-
-/// Looks before the interval doubles, each time.
-const LOOKS: u32 = 8;
 
 /// Host of the stack of one CPU.
 pub(super) struct CpuHost {
@@ -37,9 +29,8 @@ pub(super) struct CpuHost {
     table: Cache<Arc<ArcSwap<SocketTable>>, Arc<SocketTable>>,
     clock: Clock,
     ticks: TcpTicks,
-    /// Time of the next look for tentative addresses, and looks since there were none.
-    next_look_ns: u64,
-    looks: u32,
+    /// `None` if another CPU follows the kernel.
+    follower: Option<Follower>,
 }
 
 impl CpuHost {
@@ -47,16 +38,8 @@ impl CpuHost {
         let table = Cache::new(Arc::clone(&shared.table));
         let (clock, ticks) =
             (shared.tcp.clock().clone(), TcpTicks::new(index, Arc::clone(&shared)));
-        Self { index, shared, table, clock, ticks, next_look_ns: 0, looks: 0 }
-    }
-
-    /// Interval of looks for tentative addresses; `None` if there are none, or another CPU looks.
-    fn look_interval_ns(&mut self) -> Option<u64> {
-        if self.index != LOOKING_CPU || !identities::has_tentative(&self.shared.devices) {
-            (self.next_look_ns, self.looks) = (0, 0);
-            return None;
-        }
-        Some((LOOK_NS << (self.looks / LOOKS).min(u64::BITS / 2)).min(LOOK_MAX_NS))
+        let follower = Follower::of(index, &shared);
+        Self { index, shared, table, clock, ticks, follower }
     }
 }
 
@@ -117,22 +100,25 @@ impl Host for CpuHost {
         self.shared.receive_path_error(about);
     }
 
+    fn learn_path_mtu(&self, destination: IpAddr, mtu_bytes: u32) {
+        self.shared.path_mtus.learn(destination, mtu_bytes, self.clock.now_ns());
+    }
+
     fn tick(&mut self, now_ns: u64) {
         self.ticks.tick(now_ns);
-        if let Some(interval_ns) = self.look_interval_ns()
-            && now_ns >= self.next_look_ns
-        {
-            let has_changed = identities::refresh_tentative(&self.shared.devices);
-            self.next_look_ns = now_ns.saturating_add(interval_ns);
-            self.looks = if has_changed { 0 } else { self.looks.saturating_add(1) };
+        if let Some(follower) = &mut self.follower {
+            follower.tick(now_ns);
         }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.follower.as_ref()?.descriptor()
     }
 
     fn sleep_max_ns(&mut self) -> Option<u64> {
         let timers_ns = self.ticks.sleep_max_ns();
-        let look_ns =
-            self.look_interval_ns().map(|_| self.next_look_ns.saturating_sub(self.clock.now_ns()));
-        timers_ns.into_iter().chain(look_ns).min()
+        let follow_ns = self.follower.as_ref().and_then(Follower::sleep_max_ns);
+        timers_ns.into_iter().chain(follow_ns).min()
     }
 }
 

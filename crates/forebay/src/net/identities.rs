@@ -1,7 +1,7 @@
 //! Addresses of this host on each device.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -10,9 +10,10 @@ use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, Prefix};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
+use forebay_sys::host_facts::{HostFacts, LinkFacts};
 use forebay_sys::interface::{Interface, InterfaceIndex, MacAddress};
-use forebay_sys::neighbour::{self, InterfaceAddresses};
 
+use super::following::Following;
 use super::routes::Gateways;
 use super::shared::NetDevice;
 
@@ -65,18 +66,25 @@ pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {
 }
 
 /// Creates the devices' state, with the addresses in `named`, or else the kernel's.
-pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<NetDevice>> {
+pub(super) fn of_devices(
+    devices: &[Device],
+    named: &[Addresses],
+    following: Option<&Following>,
+) -> Result<Vec<NetDevice>> {
     let kernels = Addresses::Kernels;
     let of = |(index, device): (usize, &Device)| {
         let addresses = named.get(index).unwrap_or(&kernels);
-        let mut has_tentative = false;
+        let interface = device.interface().and_then(Result::ok);
         let (identity, kernels) = match addresses {
             Addresses::Kernels => match device.via {
                 Via::AfXdp | Via::AfPacket => {
                     let interface = Interface::named(&device.name)?;
-                    let identity;
-                    (identity, has_tentative) = of_kernel(&interface, device.takes_all())?;
-                    (identity, Some(interface.index))
+                    let gone = || Error::DeviceGone { name: device.name.clone() };
+                    let takes_all = device.takes_all();
+                    let read = following.ok_or_else(gone)?.with_facts(|facts| {
+                        of_kernel(&device.name, interface.index, takes_all, facts)
+                    });
+                    (read?.ok_or_else(gone)?, Some(interface.index))
                 }
                 Via::Tap | Via::Tun => return Err(no_addresses(device, "the kernel")),
                 Via::VhostUser => return Err(no_addresses(device, "another process")),
@@ -87,8 +95,7 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
                     Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser => true,
                     Via::Tun => false,
                 };
-                let interface = device.interface().and_then(Result::ok);
-                let mtu = interface.map_or(ETHERNET_MTU, |found| found.mtu);
+                let mtu = interface.as_ref().map_or(ETHERNET_MTU, |found| found.mtu);
                 let addresses = prefixes(addresses);
                 let mac = has_link.then_some(mac);
                 let is_whole_host = true;
@@ -98,15 +105,15 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
             }
         };
         let gateways = Gateways::default();
-        if let Some(interface) = kernels {
-            find_gateways(interface, &gateways);
+        if let (Some(interface), Some(following)) = (kernels, following) {
+            following.with_facts(|facts| find_gateways(interface, &gateways, facts));
         }
         Ok(NetDevice {
             name: device.name.clone(),
             identity: ArcSwap::from_pointee(identity),
             kernels,
+            interface: interface.map(|found| found.index),
             gateways,
-            has_tentative: AtomicBool::new(has_tentative),
             learned: Arc::new(Mutex::new(Learned::new(sys::random_key()))),
         })
     };
@@ -119,75 +126,70 @@ fn no_addresses(device: &Device, other_end: &str) -> Error {
     Error::Setting { what: "addresses", value: device.name.clone(), why }
 }
 
-/// Reads the kernel's addresses again.
-pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
-    devices.iter().try_for_each(refresh_one)
+/// Reads the kernel's addresses again, and the MTUs of all interfaces.
+///
+/// # Errors
+/// That of a device; the others are read nevertheless.
+pub(super) fn refresh(devices: &[NetDevice], facts: &mut HostFacts) -> Result<()> {
+    devices.iter().map(|device| refresh_one(device, facts)).fold(Ok(()), Result::and)
 }
 
-/// Reads the kernel's addresses again where some were tentative. True if some have changed.
-pub(super) fn refresh_tentative(devices: &[NetDevice]) -> bool {
-    let mut has_changed = false;
-    for device in devices.iter().filter(|device| device.has_tentative.load(Ordering::Relaxed)) {
-        let before = device.identity.load_full();
-        // Ignored: it is tried again.
-        let _ = refresh_one(device);
-        has_changed |= *device.identity.load_full() != *before;
+/// One that is gone keeps what it had.
+fn refresh_one(device: &NetDevice, facts: &mut HostFacts) -> Result<()> {
+    if let Some(index) = device.kernels {
+        let takes_all = device.identity.load().is_whole_host;
+        if let Some(found) = of_kernel(&device.name, index, takes_all, facts)? {
+            device.identity.rcu(|identity| {
+                let groups = identity.groups.clone();
+                Identity { groups, ..found.clone() }
+            });
+            find_gateways(index, &device.gateways, facts);
+        }
+    } else if let Some(index) = device.interface
+        && let Some(LinkFacts { mtu, .. }) = facts.link(index).map_err(refused(&device.name))?
+    {
+        device.identity.rcu(|identity| Identity { mtu, ..Identity::clone(identity) });
     }
-    has_changed
-}
-
-/// True if a device has addresses that may not be used yet.
-pub(super) fn has_tentative(devices: &[NetDevice]) -> bool {
-    devices.iter().any(|device| device.has_tentative.load(Ordering::Relaxed))
-}
-
-fn refresh_one(device: &NetDevice) -> Result<()> {
-    let Some(index) = device.kernels else { return Ok(()) };
-    let interface = Interface::named(&device.name)?;
-    if interface.index != index {
-        device.has_tentative.store(false, Ordering::Relaxed);
-        return Ok(()); // another one, such as that of another namespace
-    }
-    let takes_all = device.identity.load().is_whole_host;
-    let (found, has_tentative) = of_kernel(&interface, takes_all)?;
-    device.identity.rcu(|identity| {
-        let groups = identity.groups.clone();
-        Identity { groups, ..found.clone() }
-    });
-    device.has_tentative.store(has_tentative, Ordering::Relaxed);
-    find_gateways(index, &device.gateways);
     Ok(())
 }
 
-/// Reads the kernel's addresses on an interface, and those elsewhere. `is_whole_host` is true if the kernel receives
-/// nothing there, so that ARP and echo are answered here. The second value is true if addresses may follow, which are
-/// tentative now, of this interface or of others.
-fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<(Identity, bool)> {
-    let refused = |source| Error::Device {
-        name: interface.name.clone(),
-        what: "read its addresses".to_owned(),
-        source,
-        help: "check that this process may use netlink sockets".to_owned(),
-    };
-    let found = InterfaceAddresses::of(interface.index).map_err(refused)?;
-    let identity = Identity {
-        mac: interface.mac.filter(|_| interface.is_ethernet).map(|MacAddress(mac)| mac),
+/// Reads the kernel's addresses on an interface, and those elsewhere; `None` if it is gone. `is_whole_host` is true if the
+/// kernel receives nothing there, so that ARP and echo are answered here.
+fn of_kernel(
+    name: &str,
+    index: InterfaceIndex,
+    is_whole_host: bool,
+    facts: &mut HostFacts,
+) -> Result<Option<Identity>> {
+    let found = facts.addresses(index).map_err(refused(name))?;
+    let link = facts.link(index).map_err(refused(name))?;
+    Ok(link.map(|LinkFacts { mtu, mac }| Identity {
+        mac: mac.map(|MacAddress(mac)| mac),
         addresses: prefixes(&found.usable),
         elsewhere: found.elsewhere,
         groups: Vec::new(),
-        mtu: interface.mtu,
+        mtu,
         is_whole_host,
-    };
-    Ok((identity, found.has_tentative))
+    }))
+}
+
+fn refused(name: &str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Device {
+        name: name.to_owned(),
+        what: "read its addresses".to_owned(),
+        source,
+        help: "check that this process may use netlink sockets".to_owned(),
+    }
 }
 
 /// Asks the kernel for gateways on an interface, and for its source addresses beyond the subnets. Without an answer there are
 /// none: the first device leads everywhere.
-fn find_gateways(interface: InterfaceIndex, gateways: &Gateways) {
-    let has = |anywhere| neighbour::has_gateway(anywhere, interface).unwrap_or(false);
-    gateways.set(has(ANYWHERE_V4), has(ANYWHERE_V6));
-    let source = |anywhere| neighbour::source_to(anywhere, interface).ok().flatten();
-    gateways.set_sources([ANYWHERE_V4, ANYWHERE_V6].map(source));
+fn find_gateways(interface: InterfaceIndex, gateways: &Gateways, facts: &mut HostFacts) {
+    let routes = [ANYWHERE_V4, ANYWHERE_V6]
+        .map(|anywhere| facts.route(anywhere, interface).ok().flatten().unwrap_or_default());
+    let [v4, v6] = routes.map(|route| route.gateway.is_some());
+    gateways.set(v4, v6);
+    gateways.set_sources(routes.map(|route| route.source));
 }
 
 fn prefixes(addresses: &[(IpAddr, u8)]) -> Vec<Prefix> {

@@ -44,6 +44,7 @@
 
 mod host; //       the host of each CPU's stack
 mod identities; // addresses of this host on each device
+mod following; //  changes in the kernel, which are followed
 mod memberships; // multicast groups
 mod shared; //     state shared by sockets and stacks
 mod directory; //  all sockets by id
@@ -62,6 +63,7 @@ mod tcp; //        TCP connections and listeners
 mod ways_back; //  ways that datagrams came
 mod routes; //     device and source address for a destination
 mod sending; //    from a socket to the transmit path
+mod path_mtus; // narrow paths that routers have told of
 mod fragment_ids; // numbers of datagrams that leave in fragments
 mod neighbours; // next hops and their link-layer addresses
 mod transmit; //   headers, next hop, device
@@ -75,6 +77,7 @@ use std::{fmt, io};
 
 use counters::SocketCounts;
 pub use datagram::{Datagram, Datagrams};
+use following::Following;
 use forebay_buf::Pool;
 use forebay_control::Control;
 use forebay_device::{Device, Via};
@@ -208,7 +211,8 @@ impl Net {
         devices: &mut [Device],
     ) -> Result<(Self, NetEngine)> {
         let cpus = config.cpus.cpus().to_vec();
-        let net_devices = identities::of_devices(devices, &net.addresses)?;
+        let following = Following::open(devices)?;
+        let net_devices = identities::of_devices(devices, &net.addresses, following.as_ref())?;
         let paths = cpus.iter().map(|_| send_paths(devices, &net_devices));
         let paths = paths.collect::<Result<Vec<_>>>()?;
         let config = Config {
@@ -227,6 +231,7 @@ impl Net {
             cpus: cpus.clone(),
             queues: identities::device_by_queue(devices),
             devices: net_devices,
+            following,
             policy: SharedPolicy::default(),
             no_copy_cache,
             rmem_default: net.rmem_default,
@@ -426,12 +431,13 @@ impl Net {
         outcome.frames_still_away() + stacks + self.0.send_frames_away()
     }
 
-    /// Reads this host's addresses from the kernel again, on devices that the kernel has too.
+    /// Reads this host's addresses from the kernel again, on devices that the kernel has too, and the MTUs of its devices.
+    /// While the engine runs, it does so by itself once the kernel notifies it of a change.
     ///
     /// # Errors
-    /// If the kernel's addresses cannot be read.
+    /// If the kernel does not answer.
     pub fn refresh_addresses(&self) -> Result<()> {
-        identities::refresh(&self.0.devices)
+        self.0.follow_kernel()
     }
 }
 
@@ -523,8 +529,8 @@ fn transmit_queues(
     paths: Vec<SendPaths>,
 ) -> Vec<TransmitQueue> {
     let queue = |(pool, paths)| {
-        let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
-        TransmitQueue::new(pool, take_whole, ids, clock, paths)
+        let (of_all, clock) = (shared.for_transmitters(), shared.tcp.clock().clone());
+        TransmitQueue::new(pool, take_whole, of_all, clock, paths)
     };
     pools.into_iter().zip(paths).map(queue).collect()
 }

@@ -17,7 +17,7 @@ use forebay_stack::network::Identity;
 use forebay_stack::network::compose::LinkAddresses;
 use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use forebay_sys::interface::InterfaceIndex;
-use forebay_sys::neighbour::{EntryState, NextHops};
+use forebay_sys::neighbour::{EntryState, NextHops, RouteFacts};
 
 use super::transmit::Between;
 
@@ -90,7 +90,14 @@ impl DeviceNeighbours {
     ) -> io::Result<Self> {
         let remembered = vec![None; REMEMBERED].into_boxed_slice();
         let kernel = NextHops::open()?;
-        Ok(Self::Kernel(KernelCache { interface, kernel, remembered, asked_ns: 0, learned }))
+        Ok(Self::Kernel(KernelCache {
+            interface,
+            kernel,
+            remembered,
+            asked_ns: 0,
+            asked: RouteFacts::default(),
+            learned,
+        }))
     }
 
     /// Finds the next hop of a datagram that is not a reply. Solicitations to be sent go to `asks`.
@@ -125,6 +132,26 @@ impl DeviceNeighbours {
                 }
             }
             Self::Own(learned) => resolve(learned, destination, on, now_ns, pool, asks),
+        }
+    }
+
+    /// MTU of the kernel's route to a destination whose next hop was found just now, if it has one of its own.
+    pub(super) fn route_mtu(&self, destination: IpAddr) -> Option<u32> {
+        let Self::Kernel(cache) = self else { return None };
+        let remembered = cache.remembered[place(destination)].as_ref();
+        remembered.filter(|remembered| remembered.destination == destination)?.route.mtu
+    }
+
+    /// Source address of the kernel's route to a destination, which is asked for if it is not remembered.
+    pub(super) fn route_source(&mut self, destination: IpAddr, now_ns: u64) -> Option<IpAddr> {
+        let Self::Kernel(cache) = self else { return None };
+        if let Some(remembered) = cache.recalled(destination, now_ns) {
+            return remembered.route.source;
+        }
+        match cache.ask(destination, now_ns) {
+            AskedNeighbour::Lladdr(_) => cache.recalled(destination, now_ns)?.route.source,
+            AskedNeighbour::Neighbour(_) => cache.asked.source,
+            AskedNeighbour::Nothing => None,
         }
     }
 
@@ -274,6 +301,8 @@ pub(super) struct KernelCache {
     /// Indexed by a hash of the destination; a newer entry replaces an older one.
     remembered: Box<[Option<Remembered>]>,
     asked_ns: u64,
+    /// Route that was asked for last, until it is remembered.
+    asked: RouteFacts,
     /// Neighbours learned here, if the kernel receives nothing and so cannot learn them.
     learned: Option<Arc<Mutex<Learned>>>,
 }
@@ -291,14 +320,19 @@ enum AskedNeighbour {
 struct Remembered {
     destination: IpAddr,
     lladdr: [u8; 6],
+    route: RouteFacts,
     until_ns: u64,
 }
 
 impl KernelCache {
     fn recall(&self, destination: IpAddr, now_ns: u64) -> Option<[u8; 6]> {
+        self.recalled(destination, now_ns).map(|remembered| remembered.lladdr)
+    }
+
+    fn recalled(&self, destination: IpAddr, now_ns: u64) -> Option<&Remembered> {
         let remembered = self.remembered[place(destination)].as_ref()?;
         let is_good = remembered.destination == destination && now_ns < remembered.until_ns;
-        is_good.then_some(remembered.lladdr)
+        is_good.then_some(remembered)
     }
 
     /// Next hop that is remembered, or that the kernel knows, unless it was asked just now.
@@ -322,9 +356,11 @@ impl KernelCache {
     fn ask(&mut self, destination: IpAddr, now_ns: u64) -> AskedNeighbour {
         self.asked_ns = now_ns;
         // A failed query counts as no route.
-        let Ok(Some(hop)) = self.kernel.next_hop(destination, self.interface) else {
+        let Ok(Some(route)) = self.kernel.route(destination, self.interface) else {
             return AskedNeighbour::Nothing;
         };
+        self.asked = route;
+        let hop = route.gateway.unwrap_or(destination);
         let entry = self.kernel.entry_of(hop, self.interface).ok().flatten();
         let is_stale = entry.is_none_or(|entry| entry.state == EntryState::Stale);
         if self.learned.is_none() && is_stale {
@@ -344,7 +380,9 @@ impl KernelCache {
 
     fn remember(&mut self, destination: IpAddr, lladdr: [u8; 6], now_ns: u64) {
         let until_ns = now_ns.saturating_add(REMEMBER_NS);
-        self.remembered[place(destination)] = Some(Remembered { destination, lladdr, until_ns });
+        let route = std::mem::take(&mut self.asked);
+        self.remembered[place(destination)] =
+            Some(Remembered { destination, lladdr, route, until_ns });
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) struct Options {
     pub(super) tos: AtomicU8,
     /// True if datagrams larger than the MTU are sent as fragments.
     pub(super) may_fragment: AtomicBool,
+    /// True if the MTU is the device's, whatever routers tell.
+    pub(super) ignores_path: AtomicBool,
     /// True if datagrams to broadcast addresses are sent.
     pub(super) may_broadcast: AtomicBool,
     pub(super) multicast_ttl: AtomicU8,
@@ -70,6 +72,7 @@ impl Options {
             ttl: AtomicU8::new(SentMarks::default().ttl),
             tos: AtomicU8::new(0),
             may_fragment: AtomicBool::new(false),
+            ignores_path: AtomicBool::new(false),
             may_broadcast: AtomicBool::new(true),
             multicast_ttl: AtomicU8::new(MULTICAST_TTL),
             multicast_loop: AtomicBool::new(false),

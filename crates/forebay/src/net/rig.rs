@@ -1,7 +1,7 @@
 //! A host over the sinks of a test, without devices or an engine.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -49,8 +49,8 @@ pub(super) fn device(device: usize) -> NetDevice {
         name: format!("test{device}"),
         identity: ArcSwap::from_pointee(Identity { addresses, mtu: 1500, ..Identity::default() }),
         kernels: None,
+        interface: None,
         gateways: Gateways::default(),
-        has_tentative: AtomicBool::new(false),
         learned: Arc::default(),
     }
 }
@@ -67,6 +67,7 @@ pub(super) fn host_on(
         cpus: (0..queues.len()).map(|cpu| CpuId(u16::try_from(cpu).unwrap())).collect(),
         queues: (0..devices.len()).collect(),
         devices,
+        following: None,
         policy: SharedPolicy::default(),
         no_copy_cache: None,
         rmem_default: 1 << 20,
@@ -79,8 +80,8 @@ pub(super) fn host_on(
     let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {
         let hops = state.devices.iter().map(&neighbours);
         let paths = sinks.into_iter().zip(hops).collect();
-        let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
-        TransmitQueue::new(pool(64), true, ids, clock, paths)
+        let (of_all, clock) = (state.for_transmitters(), state.tcp.clock().clone());
+        TransmitQueue::new(pool(64), true, of_all, clock, paths)
     };
     let queues = queues.into_iter().map(with_next_hops).collect();
     state.complete(queues, Flows::default(), pool(1));

@@ -288,7 +288,7 @@ fn needs_scope(address: Ipv6Addr) -> bool {
 }
 
 /// True of an IPv6 destination that is on its own link.
-fn is_on_link(destination: IpAddr) -> bool {
+pub(super) fn is_on_link(destination: IpAddr) -> bool {
     match destination {
         IpAddr::V4(_) => false,
         IpAddr::V6(address) => needs_scope(address),
@@ -320,8 +320,8 @@ mod tests {
                 name: format!("test{index}"),
                 identity: ArcSwap::from_pointee(Identity { addresses, ..Identity::default() }),
                 kernels: are_kernels.then_some(InterfaceIndex(index)),
+                interface: None,
                 gateways: Gateways::default(),
-                has_tentative: AtomicBool::new(false),
                 learned: Arc::default(),
             }
         };

@@ -24,6 +24,15 @@ pub(super) enum Flush {
     Later,
 }
 
+/// Device and source address of a datagram.
+#[derive(Clone, Copy)]
+struct Way {
+    device: usize,
+    source: SocketAddr,
+    /// True if the socket or the call names the address; else the route may.
+    is_named: bool,
+}
+
 impl Endpoint {
     /// Sends a payload as one datagram, or as several of one segment size, at once.
     pub(super) fn send(&self, of: &Transmit<'_>) -> io::Result<usize> {
@@ -44,8 +53,8 @@ impl Endpoint {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let routes = self.shared.routes();
-        let (device, source) = self.route(of, to, &routes)?;
-        let between = Between { source, destination: to };
+        let Way { device, source, is_named } = self.route(of, to, &routes)?;
+        let mut between = Between { source, destination: to };
         let marks = self.marks_of(of, to.ip());
         let identity = routes.identity(device);
         self.check_broadcast(to, &identity)?;
@@ -59,7 +68,7 @@ impl Endpoint {
         }
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
-            SendForm::of(of.payload.len(), marks, between, &identity)?;
+            SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
             if has_kernel && is_looped() {
                 return self.send_by_kernel(of, device, between, marks);
             }
@@ -71,6 +80,9 @@ impl Endpoint {
         let (mut patience, mut has_flushed) = (self.patience(), false);
         let next = || self.last_sent.next(index, to, |index| self.shared.transmitter_of(index));
         let (mut by, mut transmitter) = next();
+        if !is_named && let Some(source) = transmitter.route_source(device, &identity, to.ip()) {
+            between.source.set_ip(source);
+        }
         loop {
             match transmitter.gather(device, &identity, between, back, of.payload, marks) {
                 Ok(Gathered::Yes) => break,
@@ -139,12 +151,7 @@ impl Endpoint {
     }
 
     /// Route lookup: the outgoing device, and the datagram's source address.
-    fn route(
-        &self,
-        of: &Transmit<'_>,
-        to: SocketAddr,
-        routes: &Routes<'_>,
-    ) -> io::Result<(usize, SocketAddr)> {
+    fn route(&self, of: &Transmit<'_>, to: SocketAddr, routes: &Routes<'_>) -> io::Result<Way> {
         let bound = self.local_for(to.ip());
         let is_bound = !plain(bound).ip().is_unspecified() && !plain(bound).ip().is_multicast();
         let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
@@ -162,8 +169,9 @@ impl Endpoint {
         if asked.is_some_and(|asked| !routes.is_own(asked)) {
             return Err(if to.is_ipv4() { Errno::NETUNREACH } else { Errno::INVAL }.into());
         }
-        let own = own.map(|own| plain(own).ip()).or(address);
-        Ok((device, SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port())))
+        let (is_named, own) = (own.is_some(), own.map(|own| plain(own).ip()).or(address));
+        let source = SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port());
+        Ok(Way { device, source, is_named })
     }
 
     /// Finds the device towards a destination, and the source address to use on it: by the device that is given, or that
@@ -211,6 +219,7 @@ impl Endpoint {
             tos: options.tos.load(Ordering::Relaxed),
             gso_size,
             may_fragment: options.may_fragment.load(Ordering::Relaxed),
+            ignores_path: options.ignores_path.load(Ordering::Relaxed),
         }
     }
 

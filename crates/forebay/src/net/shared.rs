@@ -29,8 +29,10 @@ use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
 
 use super::directory::Directory;
+use super::following::Following;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
+use super::path_mtus::PathMtus;
 use super::routes::{Gateways, Routes};
 use super::tcp::TcpShards;
 use super::transmit::{Flushed, TransmitQueue, Transmitter};
@@ -55,10 +57,10 @@ pub(super) struct NetDevice {
     pub(super) identity: ArcSwap<Identity>,
     /// Kernel's interface index; `None` if the kernel does not have the device.
     pub(super) kernels: Option<InterfaceIndex>,
+    /// Interface that limits what is sent by its MTU, whoever has the addresses; `None` of a back end.
+    pub(super) interface: Option<InterfaceIndex>,
     /// Gateways of the kernel there.
     pub(super) gateways: Gateways,
-    /// True while the kernel has addresses there that may not be used yet.
-    pub(super) has_tentative: AtomicBool,
     /// Neighbours learned here, because the kernel cannot learn them.
     pub(super) learned: Arc<Mutex<Learned>>,
 }
@@ -79,6 +81,8 @@ pub(super) struct NetState {
     socket_counters: Arc<CounterTable>,
     pub(super) tcp: TcpShards,
     pub(super) devices: Box<[NetDevice]>,
+    /// `None` if the kernel has none of the devices.
+    pub(super) following: Option<Following>,
     /// Device index by rx queue.
     queues: Box<[usize]>,
     late: OnceLock<Late>,
@@ -88,6 +92,7 @@ pub(super) struct NetState {
     pub(super) groups: Groups,
     /// Number of the next datagram that leaves in fragments.
     pub(super) fragment_ids: Arc<FragmentIds>,
+    pub(super) path_mtus: Arc<PathMtus>,
     pub(super) policy: SharedPolicy,
     /// Reason why there are no copy caches, if there are none.
     pub(super) no_copy_cache: Option<String>,
@@ -162,6 +167,7 @@ fn sums_of(sockets: Vec<BoundQueue>) -> impl Iterator<Item = (usize, SocketAddr,
 pub(super) struct NetParts {
     pub(super) cpus: Vec<CpuId>,
     pub(super) devices: Vec<NetDevice>,
+    pub(super) following: Option<Following>,
     pub(super) queues: Vec<usize>,
     pub(super) policy: SharedPolicy,
     pub(super) no_copy_cache: Option<String>,
@@ -198,12 +204,14 @@ impl NetState {
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
             sockets: Mutex::new(BoundSockets::new(parts.seed, sys::random_key())),
             devices: parts.devices.into(),
+            following: parts.following,
             queues: parts.queues.into(),
             late: OnceLock::new(),
             busy_poll: OnceLock::new(),
             blocked: Blocked::default(),
             groups: Groups::default(),
             fragment_ids: Arc::new(FragmentIds::new(sys::random_key())),
+            path_mtus: Arc::default(),
             policy: parts.policy,
             no_copy_cache: parts.no_copy_cache,
             rmem_default: parts.rmem_default,
@@ -219,6 +227,11 @@ impl NetState {
         let (transmit_queues, home) = (queues.into(), Mutex::new(home));
         let set = self.late.set(Late { transmit_queues, flows, home });
         debug_assert!(set.is_ok(), "an engine is built once");
+    }
+
+    /// State of the host that all transmitters use.
+    pub(super) fn for_transmitters(&self) -> (Arc<FragmentIds>, Arc<PathMtus>) {
+        (Arc::clone(&self.fragment_ids), Arc::clone(&self.path_mtus))
     }
 
     fn late(&self) -> &Late {
@@ -398,12 +411,14 @@ impl NetState {
         self.cpu_indices().map(|index| self.transmitter_of(index).frames_away()).sum()
     }
 
-    /// Refuses a local address that nothing is received at, as the kernel does.
+    /// Refuses a local address that nothing is received at, as the kernel does. One that was added just now may not be
+    /// known yet.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`.
     pub(super) fn check_local(&self, address: IpAddr) -> io::Result<()> {
-        if address.is_unspecified() || self.is_receivable(address) {
+        let is_known = || address.is_unspecified() || self.is_receivable(address);
+        if is_known() || self.follow_kernel().is_ok() && is_known() {
             return Ok(());
         }
         Err(Errno::ADDRNOTAVAIL.into())

@@ -25,6 +25,8 @@ use rustix::io::Errno;
 use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
 use super::neighbours::{DeviceNeighbours, Hop, WayBack};
+use super::path_mtus::PathMtus;
+use super::routes::is_on_link;
 pub(super) use last_sent::LastSent;
 use queue::LeftMark;
 pub(super) use queue::{Flushed, SegmentMark, SendMark, TransmitQueue};
@@ -43,11 +45,13 @@ pub(super) struct SentMarks {
     pub(super) gso_size: u16,
     /// True if it leaves in fragments where it does not fit in the MTU.
     pub(super) may_fragment: bool,
+    /// True if the MTU is the device's, whatever routers tell.
+    pub(super) ignores_path: bool,
 }
 
 impl Default for SentMarks {
     fn default() -> Self {
-        Self { ttl: DEFAULT_TTL, tos: 0, gso_size: 0, may_fragment: false }
+        Self { ttl: DEFAULT_TTL, tos: 0, gso_size: 0, may_fragment: false, ignores_path: false }
     }
 }
 
@@ -98,6 +102,7 @@ pub(super) struct Transmitter {
     /// True if all devices take packets of several datagrams.
     take_whole: bool,
     fragment_ids: Arc<FragmentIds>,
+    path_mtus: Arc<PathMtus>,
     /// Send paths, by device.
     paths: Vec<SendPath>,
     /// Frames reserved for one send; empty between sends.
@@ -128,7 +133,7 @@ impl Transmitter {
     pub(super) fn new(
         pool: Pool,
         take_whole: bool,
-        fragment_ids: Arc<FragmentIds>,
+        (fragment_ids, path_mtus): (Arc<FragmentIds>, Arc<PathMtus>),
         clock: Clock,
         neighbours: impl Iterator<Item = DeviceNeighbours>,
     ) -> Self {
@@ -144,6 +149,7 @@ impl Transmitter {
             pool,
             take_whole,
             fragment_ids,
+            path_mtus,
             paths: paths.collect(),
             frames: Vec::new(),
             composed: Vec::new(),
@@ -171,7 +177,7 @@ impl Transmitter {
         payload: &[u8],
         marks: SentMarks,
     ) -> io::Result<Gathered> {
-        let form = SendForm::of(payload.len(), marks, between, on)?;
+        let mut form = SendForm::of(payload.len(), marks, between, on.mtu)?;
         self.look_at_clock(device);
         let Self { now_ns, pool, paths, .. } = self;
         let SendPath { neighbours, gathered, .. } = &mut paths[device];
@@ -183,6 +189,10 @@ impl Transmitter {
             }
             None => neighbours.hop_to(to, on, *now_ns, pool, gathered),
         };
+        let mtu = self.mtu_towards(device, on, to, marks);
+        if mtu < on.mtu {
+            form = SendForm::of(payload.len(), marks, between, mtu)?;
+        }
         let link_addresses = match hop {
             Hop::Known(link_addresses) => link_addresses,
             Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),
@@ -194,7 +204,7 @@ impl Transmitter {
                 self.compose_pieces(payload, size, link_addresses, between, marks)?;
             }
             SendForm::Fragments => {
-                self.compose_fragments(payload, on.mtu, link_addresses, between, marks)?;
+                self.compose_fragments(payload, mtu, link_addresses, between, marks)?;
             }
         }
         match hop {
@@ -202,6 +212,32 @@ impl Transmitter {
             Hop::Known(_) | Hop::Unknown => self.add_composed(device),
         }
         Ok(Gathered::Yes)
+    }
+
+    /// Source address that the kernel's route has for a destination beyond the device's subnets; `None` if another choice
+    /// counts.
+    pub(super) fn route_source(
+        &mut self,
+        device: usize,
+        on: &Identity,
+        to: IpAddr,
+    ) -> Option<IpAddr> {
+        if is_on_link(to) || to.is_multicast() || on.addresses.iter().any(|own| own.contains(to)) {
+            return None;
+        }
+        self.look_at_clock(device);
+        let source = self.paths[device].neighbours.route_source(to, self.now_ns);
+        source.filter(|source| on.is_own(*source))
+    }
+
+    /// MTU of the path to a destination whose next hop was found just now.
+    fn mtu_towards(&self, device: usize, on: &Identity, to: IpAddr, marks: SentMarks) -> u32 {
+        if marks.ignores_path || to.is_multicast() {
+            return on.mtu;
+        }
+        let of_route = self.paths[device].neighbours.route_mtu(to);
+        let of_path = self.path_mtus.find(to, self.now_ns);
+        of_route.into_iter().chain(of_path).fold(on.mtu, u32::min)
     }
 
     /// Notes the time, unless packets are gathered already: they leave soon after they came.
@@ -314,7 +350,7 @@ impl Transmitter {
     /// frame contains only the payload.
     ///
     /// # Errors
-    /// `EMSGSIZE` if the answer does not fit in the device's MTU.
+    /// `EMSGSIZE` if the answer does not fit in the MTU.
     pub(super) fn gather_answer(
         &mut self,
         device: usize,
@@ -324,13 +360,14 @@ impl Transmitter {
         between: Between,
         marks: SentMarks,
     ) -> io::Result<()> {
-        if let Err(error) = check_len(packet.frame.len_bytes() as usize, between, on) {
+        self.look_at_clock(device);
+        let (neighbours, to) = (&mut self.paths[device].neighbours, between.destination.ip());
+        let link_addresses = neighbours.hop_back(to, on, self.now_ns, back);
+        let mtu = self.mtu_towards(device, on, to, marks);
+        if let Err(error) = check_len(packet.frame.len_bytes() as usize, between, mtu) {
             self.pool.put(packet.frame);
             return Err(error);
         }
-        self.look_at_clock(device);
-        let neighbours = &mut self.paths[device].neighbours;
-        let link_addresses = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
         let packet = self.compose(packet, link_addresses, between, marks)?;
         self.add(device, packet);
         Ok(())
@@ -405,7 +442,7 @@ pub(super) enum SendForm {
 }
 
 impl SendForm {
-    /// Form of a payload on a device.
+    /// Form of a payload on a path.
     ///
     /// # Errors
     /// `EMSGSIZE` if a datagram does not fit in the MTU, as with `IP_PMTUDISC_DO`, unless it is one
@@ -415,17 +452,17 @@ impl SendForm {
         payload_len: usize,
         marks: SentMarks,
         between: Between,
-        on: &Identity,
+        mtu: u32,
     ) -> io::Result<Self> {
         if payload_len > Transmit::payload_bytes_max(between.destination) {
             return Err(too_long());
         }
         let gso_len = usize::from(marks.gso_size);
         if gso_len > 0 && payload_len > gso_len {
-            check_len(gso_len, between, on)?;
+            check_len(gso_len, between, mtu)?;
             return Ok(Self::Segments(marks.gso_size));
         }
-        match check_len(payload_len, between, on) {
+        match check_len(payload_len, between, mtu) {
             Ok(()) => Ok(Self::Whole),
             Err(_) if marks.may_fragment => Ok(Self::Fragments),
             Err(error) => Err(error),
@@ -434,9 +471,9 @@ impl SendForm {
 }
 
 /// Checks the length of a datagram that is not fragmented against the MTU.
-fn check_len(payload_len: usize, between: Between, on: &Identity) -> io::Result<()> {
+fn check_len(payload_len: usize, between: Between, mtu: u32) -> io::Result<()> {
     let headers_len = if between.destination.is_ipv4() { 28 } else { 48 };
-    if payload_len + headers_len > on.mtu as usize { Err(too_long()) } else { Ok(()) }
+    if payload_len + headers_len > mtu as usize { Err(too_long()) } else { Ok(()) }
 }
 
 fn refused_headers(refused: HeaderError) -> io::Error {

@@ -322,6 +322,12 @@ impl UdpSocket {
         self.0.options.may_fragment.store(may_fragment, Ordering::Relaxed);
     }
 
+    /// Sets whether the MTU is that of the device alone, whatever routers tell of the path (`IP_PMTUDISC_PROBE`, and with
+    /// [fragments](Self::set_fragment) `IP_PMTUDISC_OMIT`). Default: false.
+    pub fn set_path_ignored(&self, is_ignored: bool) {
+        self.0.options.ignores_path.store(is_ignored, Ordering::Relaxed);
+    }
+
     /// Sets whether datagrams may be sent to broadcast addresses; if not, they are refused with `EACCES`
     /// (`SO_BROADCAST`). Default: true, unlike the kernel's.
     pub fn set_broadcast(&self, may_broadcast: bool) {

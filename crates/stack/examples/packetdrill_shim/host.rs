@@ -204,6 +204,7 @@ impl Host {
             | NetworkVerdict::Taken(packet)
             | NetworkVerdict::Heard(packet, _)
             | NetworkVerdict::Refused(packet, _)
+            | NetworkVerdict::TooBig(packet, _)
             | NetworkVerdict::Dropped(packet, _) => self.pool.put(packet.frame),
             NetworkVerdict::Kept => {}
         }

@@ -16,6 +16,12 @@ use super::{ipv4, ipv6};
 /// Code of port unreachable.
 const PORT_UNREACHABLE: u8 = 3;
 const PORT_UNREACHABLE_V6: u8 = 4;
+/// Code of a packet that must not be fragmented, and type of one that is too big over IPv6.
+const FRAGMENTATION_NEEDED: u8 = 4;
+const PACKET_TOO_BIG_V6: u8 = 2;
+/// Next header of a fragment over IPv6, and mask of its offset.
+const FRAGMENT: u8 = 44;
+const OFFSET_MASK_V6: u16 = 0xfff8;
 /// Largest error message over IPv4 (RFC 1812, section 4.3.2.3) and over IPv6 (RFC 4443, section
 /// 2.4).
 const IPV4_ERROR_BYTES: usize = 576;
@@ -75,29 +81,67 @@ pub struct ErrorRefusal {
     pub theirs: (IpAddr, u16),
 }
 
-/// Datagram quoted by a port unreachable message with a valid checksum (`__udp4_lib_err`,
-/// `__udp6_lib_err`). `None` for other messages.
-pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<ErrorRefusal> {
-    let (&[kind, code, ..], quoted) = message.split_first_chunk::<HEADER_BYTES>()?;
-    let (ours, theirs, ports): (IpAddr, IpAddr, _) = if is_ipv6 {
+/// A datagram of ours that was too large for a link of its path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DatagramTooBig {
+    /// Addresses and ports of the datagram.
+    pub flow: ErrorRefusal,
+    /// Largest packet that the link takes, as the router claims.
+    pub mtu_bytes: u32,
+}
+
+/// Error about a datagram of ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum DatagramError {
+    Refused(ErrorRefusal),
+    TooBig(DatagramTooBig),
+}
+
+/// Datagram quoted by an error with a valid checksum (`__udp4_lib_err`, `__udp6_lib_err`): of port unreachable, and of a
+/// packet that was too big, unless it was no larger than the link takes. `None` for other messages.
+pub(super) fn quoted(message: &[u8], is_ipv6: bool) -> Option<DatagramError> {
+    let (&[kind, code, _, _, m0, m1, m2, m3], quoted) =
+        message.split_first_chunk::<HEADER_BYTES>()?;
+    let (ours, theirs, ports, len_bytes): (IpAddr, IpAddr, _, u32) = if is_ipv6 {
         let (source, destination) = ipv6::addresses(quoted)?;
-        let &[.., next, _] = quoted.first_chunk::<8>()?;
-        let is_so = (kind, code, next) == (DEST_UNREACH_V6, PORT_UNREACHABLE_V6, UDP);
-        (source.into(), destination.into(), is_so.then(|| quoted.get(ipv6::FIXED_BYTES..))??)
+        let &[_, _, _, _, high, low, next, _] = quoted.first_chunk::<8>()?;
+        let len_bytes = ipv6::FIXED_BYTES + usize::from(u16::from_be_bytes([high, low]));
+        let behind = quoted.get(ipv6::FIXED_BYTES..)?;
+        let ports = ports_v6(next, behind)?;
+        (source.into(), destination.into(), ports, u32::try_from(len_bytes).ok()?)
     } else {
         let (source, destination) = ipv4::addresses(quoted)?;
-        let &[first, _, _, _, _, _, flags, place, _, protocol] = quoted.first_chunk::<10>()?;
+        let &[first, _, high, low, _, _, flags, place, _, protocol] = quoted.first_chunk::<10>()?;
         // Only the first fragment has the ports.
         let is_first = u16::from_be_bytes([flags, place]) & OFFSET_MASK == 0;
-        let is_so = (kind, code, protocol) == (DEST_UNREACH, PORT_UNREACHABLE, UDP) && is_first;
         let header_len = usize::from(first & 0xf) * 4;
-        (source.into(), destination.into(), is_so.then(|| quoted.get(header_len..))??)
+        let ports = quoted.get(header_len..).filter(|_| protocol == UDP && is_first)?;
+        (source.into(), destination.into(), ports, u16::from_be_bytes([high, low]).into())
     };
     let &[source_high, source_low, high, low] = ports.first_chunk::<4>()?;
-    Some(ErrorRefusal {
+    let flow = ErrorRefusal {
         ours: (ours, u16::from_be_bytes([source_high, source_low])),
         theirs: (theirs, u16::from_be_bytes([high, low])),
-    })
+    };
+    let mtu_bytes = match (is_ipv6, kind, code) {
+        (false, DEST_UNREACH, PORT_UNREACHABLE) | (true, DEST_UNREACH_V6, PORT_UNREACHABLE_V6) => {
+            return Some(DatagramError::Refused(flow));
+        }
+        (false, DEST_UNREACH, FRAGMENTATION_NEEDED) => u16::from_be_bytes([m2, m3]).into(),
+        (true, PACKET_TOO_BIG_V6, _) => u32::from_be_bytes([m0, m1, m2, m3]),
+        _ => return None,
+    };
+    (len_bytes > mtu_bytes).then_some(DatagramError::TooBig(DatagramTooBig { flow, mtu_bytes }))
+}
+
+/// UDP header behind an IPv6 header, or behind that of a first fragment of ours.
+fn ports_v6(next: u8, behind: &[u8]) -> Option<&[u8]> {
+    if next == UDP {
+        return Some(behind);
+    }
+    let (&[of_fragment, _, high, low, ..], behind) = behind.split_first_chunk::<8>()?;
+    let is_first = u16::from_be_bytes([high, low]) & OFFSET_MASK_V6 == 0;
+    (next == FRAGMENT && of_fragment == UDP && is_first).then_some(behind)
 }
 
 fn over_ipv4(link_header: &[u8], quoted: &[u8], on: &Identity, pool: &mut Pool) -> Option<Frame> {
@@ -161,4 +205,61 @@ fn written(parts: &[&[u8]], pool: &mut Pool) -> Option<Frame> {
         rest = behind;
     }
     Some(frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Error that quotes a datagram from port 53 to port 9, of this length and its headers.
+    fn error(kind: u8, code: u8, mtu_bytes: u32, len_bytes: u16, fragment: Option<u16>) -> Vec<u8> {
+        let mut message = vec![kind, code, 0, 0];
+        message.extend(mtu_bytes.to_be_bytes());
+        let is_ipv6 =
+            kind == PACKET_TOO_BIG_V6 || code == PORT_UNREACHABLE_V6 && kind == DEST_UNREACH_V6;
+        if is_ipv6 {
+            let next = if fragment.is_some() { FRAGMENT } else { UDP };
+            message.extend([0x60, 0, 0, 0]);
+            message.extend((len_bytes - 40).to_be_bytes());
+            message.extend([next, 64]);
+            message.extend([[0xfd; 16], [0xfe; 16]].as_flattened());
+            if let Some(place) = fragment {
+                message.extend([UDP, 0]);
+                message.extend(place.to_be_bytes());
+                message.extend([0; 4]);
+            }
+        } else {
+            message.extend([0x45, 0]);
+            message.extend(len_bytes.to_be_bytes());
+            message.extend([0, 0]);
+            message.extend(fragment.unwrap_or(0x4000).to_be_bytes());
+            message.extend([64, UDP, 0, 0, 10, 9, 0, 1, 192, 0, 2, 1]);
+        }
+        message.extend([0, 53, 0, 9, 0, 0, 0, 0]);
+        message
+    }
+
+    #[test]
+    fn udp_30_errors_quote_what_was_too_big() {
+        let told = |message: &[u8], is_ipv6| match quoted(message, is_ipv6) {
+            Some(DatagramError::TooBig(DatagramTooBig { flow, mtu_bytes })) => {
+                assert_eq!((flow.ours.1, flow.theirs.1), (53, 9));
+                Some(mtu_bytes)
+            }
+            Some(DatagramError::Refused(_)) | None => None,
+        };
+        let v4 = |mtu, len, fragment| told(&error(3, 4, mtu, len, fragment), false);
+        let v6 = |mtu, len, fragment| told(&error(2, 0, mtu, len, fragment), true);
+        assert_eq!((v4(1300, 1301, None), v6(1300, 1301, None)), (Some(1300), Some(1300)));
+        assert_eq!(v4(0, 1301, None), Some(0));
+        assert_eq!((v4(1300, 1300, None), v6(1300, 1300, None)), (None, None), "it fits");
+        assert_eq!(
+            (v4(1300, 1400, Some(0x2000)), v4(1300, 1400, Some(0x2001))),
+            (Some(1300), None)
+        );
+        assert_eq!((v6(1300, 1400, Some(1)), v6(1300, 1400, Some(9))), (Some(1300), None));
+        assert_eq!(told(&error(11, 0, 1300, 1400, None), false), None);
+        let whole = error(3, 4, 1300, 1400, None);
+        assert!((0..whole.len() - 4).all(|len| told(&whole[..len], false).is_none()));
+    }
 }

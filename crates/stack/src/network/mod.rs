@@ -49,7 +49,7 @@ pub use drop::NetworkDrop;
 use forebay_buf::Pool;
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-pub use icmp_error::ErrorRefusal;
+pub use icmp_error::{DatagramTooBig, ErrorRefusal};
 pub use identity::{Identity, Prefix};
 use link::PacketType;
 pub use neighbours::NeighbourEvent;
@@ -103,6 +103,8 @@ pub enum NetworkVerdict {
     Heard(Packet, NeighbourEvent),
     /// An ICMP port unreachable for one of our datagrams. The frame is to be returned to its pool.
     Refused(Packet, ErrorRefusal),
+    /// An ICMP error about one of our datagrams: it was too large for its path. The frame is to be returned to its pool.
+    TooBig(Packet, Box<DatagramTooBig>),
     /// A fragment that waits for the rest of its datagram.
     Kept,
     /// A dropped packet and the reason.

@@ -8,6 +8,7 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Fragment, Headers, Transport, View};
 
 use super::icmp::{self, EchoAsked};
+use super::icmp_error::DatagramError;
 use super::link::{self, PacketType};
 use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, tcp, udp};
 
@@ -200,7 +201,7 @@ impl NetworkLayer {
         };
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
-        let refused = icmp_error::refused(bytes, place.is_ipv6);
+        let of_datagram = icmp_error::quoted(bytes, place.is_ipv6);
         let from = packet.view().source();
         let path_error = self.takes_tcp.then(|| tcp::quoted(bytes, from, place.is_ipv6)).flatten();
         match asked {
@@ -223,8 +224,11 @@ impl NetworkLayer {
                     Err(reason) => self.dropped(packet, reason),
                 }
             }
-            Ok(EchoAsked::Echo | EchoAsked::Nothing) => match (refused, path_error) {
-                (Some(flow), _) => NetworkVerdict::Refused(packet, flow),
+            Ok(EchoAsked::Echo | EchoAsked::Nothing) => match (of_datagram, path_error) {
+                (Some(DatagramError::Refused(flow)), _) => NetworkVerdict::Refused(packet, flow),
+                (Some(DatagramError::TooBig(about)), _) => {
+                    NetworkVerdict::TooBig(packet, Box::new(about))
+                }
                 (None, Some(error)) => NetworkVerdict::PathError(packet, Box::new(error)),
                 (None, None) => NetworkVerdict::Taken(packet),
             },

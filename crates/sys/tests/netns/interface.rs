@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use forebay_sys::host_facts::HostFacts;
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, MacAddress, TunInfo};
 use forebay_sys::neighbour::{self, EntryState, InterfaceAddresses, NeighbourEntry, NextHops};
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
@@ -124,7 +125,7 @@ fn next_hops() {
         [("192.0.2.7", "10.9.0.2", "10.9.0.3"), ("2001:db8::7", "fd00::2", "fd00::3")]
     {
         ip(&format!("route add {far} via {by} dev left"));
-        assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(by)));
+        assert_eq!(next_hop(&mut hops, address(far), on).unwrap(), Some(address(by)));
         assert_eq!(hops.entry_of(address(by), on).unwrap(), None);
         for mac in [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]] {
             let mac = MacAddress(mac);
@@ -132,17 +133,17 @@ fn next_hops() {
             assert_eq!(hops.entry_of(address(by), on).unwrap(), Some(fixed(mac)));
         }
         ip(&format!("route change {far} via {then_by} dev left"));
-        assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(then_by)));
+        assert_eq!(next_hop(&mut hops, address(far), on).unwrap(), Some(address(then_by)));
         let elsewhere = || {
             forebay_testkit::namespaces::enter_new();
-            hops.next_hop(address(far), on).unwrap()
+            next_hop(&mut hops, address(far), on).unwrap()
         };
         let told = std::thread::scope(|scope| scope.spawn(elsewhere).join().unwrap());
         assert_eq!(told, Some(address(then_by)));
     }
     // A refusal is not taken for the answer to the next question.
-    assert!(hops.next_hop(address("192.0.2.7"), InterfaceIndex(u32::MAX)).is_err());
-    assert_eq!(hops.next_hop(address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
+    assert!(next_hop(&mut hops, address("192.0.2.7"), InterfaceIndex(u32::MAX)).is_err());
+    assert_eq!(next_hop(&mut hops, address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
 }
 
 fn fixed(lladdr: MacAddress) -> NeighbourEntry {
@@ -185,12 +186,27 @@ fn next_hops_of_other_family() {
     let on = Interface::named("left").unwrap().index;
     let [far, by] = ["192.0.2.5", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap());
     let mut hops = NextHops::open().unwrap();
-    assert_eq!(hops.next_hop(far, on).unwrap(), Some(by));
-    assert!(neighbour::has_gateway(far, on).unwrap());
+    assert_eq!(next_hop(&mut hops, far, on).unwrap(), Some(by));
+    assert!(has_gateway(far, on));
     assert_eq!(hops.entry_of(by, on).unwrap(), None);
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
     assert_eq!(hops.entry_of(by, on).unwrap(), Some(fixed(mac)));
+}
+
+/// Gateway of the route, or else the destination.
+fn next_hop(
+    hops: &mut NextHops,
+    far: IpAddr,
+    by: InterfaceIndex,
+) -> std::io::Result<Option<IpAddr>> {
+    let route = hops.route(far, by)?;
+    Ok(route.map(|route| route.gateway.unwrap_or(far)))
+}
+
+fn has_gateway(far: IpAddr, by: InterfaceIndex) -> bool {
+    let route = HostFacts::open().unwrap().route(far, by).unwrap();
+    route.is_some_and(|route| route.gateway.is_some())
 }
 
 fn gateways() {
@@ -205,7 +221,7 @@ fn gateways() {
     let told = || {
         let has = |name, far: &str| {
             let by = Interface::named(name).unwrap().index;
-            neighbour::has_gateway(far.parse().unwrap(), by).unwrap()
+            has_gateway(far.parse().unwrap(), by)
         };
         ["192.0.2.1", "2001:db8::1"].map(|far| (has("left", far), has("right", far)))
     };
@@ -230,28 +246,23 @@ fn unproven_addresses() {
     ip("addr add fd00::1/64 dev left nodad");
     ip("addr add fd00::9/64 dev left nodad preferred_lft 0");
     let (first, last) = (address("fd00::1"), address("fd00::9"));
-    let expected = InterfaceAddresses {
-        usable: vec![first, last],
-        elsewhere: [address("fd00::2").0].into(),
-        has_tentative: false,
-    };
+    let expected =
+        InterfaceAddresses { usable: vec![first, last], elsewhere: [address("fd00::2").0].into() };
     assert_eq!(InterfaceAddresses::of(on).unwrap(), expected, "the deprecated one is last");
     std::fs::write("/proc/sys/net/ipv6/conf/left/dad_transmits", "4").unwrap();
     ip("addr add fd00::2/64 dev left");
     ip("addr add fd00::3/64 dev left");
-    let before = InterfaceAddresses { has_tentative: true, ..expected };
-    assert_eq!(InterfaceAddresses::of(on).unwrap(), before);
+    assert_eq!(InterfaceAddresses::of(on).unwrap(), expected);
     let began = Instant::now();
     let after = loop {
         let now = InterfaceAddresses::of(on).unwrap();
-        if !now.has_tentative {
+        if now.usable.contains(&address("fd00::3")) {
             break now.usable;
         }
         assert!(began.elapsed() < PATIENCE, "detection does not end");
         sleep(Duration::from_millis(10));
     };
-    let is_there = |text| after.contains(&address(text));
-    assert!(is_there("fd00::3") && !is_there("fd00::2"), "{after:?}");
+    assert!(!after.contains(&address("fd00::2")), "{after:?}");
     assert_eq!(after.last(), Some(&last));
 }
 

@@ -34,10 +34,11 @@ pub(super) fn begin(
     if matches!(theirs.ip(), IpAddr::V4(to) if identity.is_broadcast(to)) {
         return Err(Errno::NETUNREACH.into());
     }
-    let mtu_bytes = identity.mtu;
+    let mut mtu_bytes = identity.mtu;
     let kernels = shared.devices[device].kernels;
-    if kernels.is_some() && !is_link_local(theirs.ip()) && !neighbour::has_route(theirs.ip())? {
-        return Err(Errno::NETUNREACH.into());
+    if kernels.is_some() && !is_link_local(theirs.ip()) {
+        let route = neighbour::route(theirs.ip())?.ok_or(Errno::NETUNREACH)?;
+        mtu_bytes = route.mtu.map_or(mtu_bytes, |of_route| mtu_bytes.min(of_route));
     }
     let mut ports = shared.tcp.ports(theirs);
     let any_port = shared.routes().scoped(SocketAddr::new(source, 0), source);

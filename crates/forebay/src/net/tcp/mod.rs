@@ -8,6 +8,7 @@
 mod shards; //   the connections of the host
 mod timers; //   when a CPU must look after its shards
 mod explain; //  connections of a flow, for observers
+mod mtu; //      connections whose device has another MTU
 mod listed; //   listeners and connections, for observers
 mod short; //    writes that wait for memory
 mod wait; //     wake-up of a TCP socket's waiters
@@ -18,6 +19,7 @@ mod stream; //   the public connection
 
 pub(super) use listener::ListenOptions;
 pub use listener::TcpListener;
+pub(super) use mtu::MtuChange;
 pub(super) use shards::TcpShards;
 pub use stream::TcpStream;
 pub(super) use timers::TcpTicks;

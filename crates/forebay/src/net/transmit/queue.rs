@@ -14,7 +14,7 @@ use forebay_rx::sink::{Sink, SinkError};
 use forebay_sys::clock::Clock;
 
 use super::super::neighbours::DeviceNeighbours;
-use super::{FragmentIds, Transmitter};
+use super::{FragmentIds, PathMtus, Transmitter};
 
 /// Batches that a call sends for others, at most.
 const BATCHES_MAX: usize = 16;
@@ -61,14 +61,14 @@ impl TransmitQueue {
     pub(in crate::net) fn new(
         pool: Pool,
         take_whole: bool,
-        fragment_ids: Arc<FragmentIds>,
+        shared: (Arc<FragmentIds>, Arc<PathMtus>),
         clock: Clock,
         paths: Vec<(Box<dyn Sink>, DeviceNeighbours)>,
     ) -> Self {
         let (sinks, neighbours): (Vec<_>, Vec<_>) = paths.into_iter().unzip();
         let device_sink = |sink| Mutex::new(DeviceSink { sink, batch: Vec::new() });
         let neighbours = neighbours.into_iter();
-        let transmitter = Transmitter::new(pool, take_whole, fragment_ids, clock, neighbours);
+        let transmitter = Transmitter::new(pool, take_whole, shared, clock, neighbours);
         Self {
             transmitter: Mutex::new(transmitter),
             sinks: sinks.into_iter().map(device_sink).collect(),

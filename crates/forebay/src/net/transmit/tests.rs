@@ -72,8 +72,8 @@ impl Rig {
 }
 
 fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: DeviceNeighbours) -> TransmitQueue {
-    let ids = Arc::new(FragmentIds::new([1; 16]));
-    TransmitQueue::new(pool(frames), true, ids, Clock::machine(), vec![(sink, neighbours)])
+    let of_all = (Arc::new(FragmentIds::new([1; 16])), Arc::default());
+    TransmitQueue::new(pool(frames), true, of_all, Clock::machine(), vec![(sink, neighbours)])
 }
 
 fn flush(queue: &TransmitQueue) -> Flushed {

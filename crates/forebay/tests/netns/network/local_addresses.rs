@@ -99,6 +99,7 @@ impl Us {
             | NetworkVerdict::Segment(packet)
             | NetworkVerdict::PathError(packet, _)
             | NetworkVerdict::Refused(packet, _)
+            | NetworkVerdict::TooBig(packet, _)
             | NetworkVerdict::Heard(packet, _) => {
                 self.fates.taken += 1;
                 self.pool.put(packet.frame);

@@ -4,6 +4,8 @@
 mod calls; //    what the calls of `std` do
 mod end; //      what waits when a run ends
 mod exchange; // datagrams to and fro
+mod following; // addresses and MTUs that change
+mod paths; //    routers with smaller links
 mod groups; //   multicast
 mod host; //     its addresses elsewhere, and its answers
 mod messages; // what headers say, both ways
@@ -26,6 +28,8 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         messages::TRIALS,
         groups::TRIALS,
         host::TRIALS,
+        following::TRIALS,
+        paths::TRIALS,
     ]
     .concat();
     let inside = |missing: Option<String>| {
