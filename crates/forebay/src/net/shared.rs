@@ -248,17 +248,16 @@ impl NetState {
         self.queues.get(usize::from(queue.0)).copied().unwrap_or(0)
     }
 
-    /// Binds a socket; port 0 selects an ephemeral port.
+    /// Binds a socket to an address that was [checked](Self::check_local); port 0 selects an ephemeral port.
     ///
     /// # Errors
-    /// `EADDRINUSE` and `EADDRNOTAVAIL` as in the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
+    /// `EADDRINUSE` as in the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
     pub(super) fn bind(
         &self,
         mut binding: Binding,
         rcvbuf: u32,
         reader: Arc<dyn WakeReader>,
     ) -> io::Result<BoundEntry> {
-        self.check_local(binding.local.ip())?;
         let mut sockets = self.sockets();
         if binding.local.port() == 0 {
             sockets.choose_port(&mut binding)?;
