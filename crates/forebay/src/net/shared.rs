@@ -59,6 +59,8 @@ pub(super) struct NetDevice {
     pub(super) kernels: Option<InterfaceIndex>,
     /// Interface that limits what is sent by its MTU, whoever has the addresses; `None` of a back end.
     pub(super) interface: Option<InterfaceIndex>,
+    /// Largest MTU whose packets can be received here, in bytes.
+    pub(super) mtu_max: u32,
     /// Gateways of the kernel there.
     pub(super) gateways: Gateways,
     /// Neighbours learned here, because the kernel cannot learn them.

@@ -24,6 +24,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("udp_28_new_mac_address_is_told", readdressed),
     ("tcp_51_connection_outlives_its_address", outlives),
     ("tcp_51_connections_follow_the_mtu", resized),
+    ("tcp_51_mtu_grows_to_memory_alone", bounded),
     ("udp_29_datagrams_follow_the_mtu", resized_datagrams),
 ];
 
@@ -119,7 +120,6 @@ fn added() {
     }
 }
 
-/// Waits until an address is no longer this host's.
 /// Programs on the kernel's stack cannot have the port, from the first socket on.
 fn reserved() {
     let hosts = Hosts::new();
@@ -172,6 +172,7 @@ fn await_answer_of(hosts: &Hosts, socket: &UdpSocket) {
     assert!((0..SENDS_MAX).any(arrives), "none has arrived");
 }
 
+/// Waits until an address is no longer this host's.
 fn await_removal(net: &Net, address: &str) {
     let (address, device) = (address.parse().unwrap(), net.device_named("ska").unwrap());
     let answering = || net.answering_address(address, "10.9.0.2".parse().unwrap(), device);
@@ -289,6 +290,38 @@ fn resized() {
         await_change("the connection's MTU stays", || mtu(&near) == mtu_bytes);
         let (other, accepted) = connect();
         assert_eq!(mtu(&accepted), mtu_bytes);
+        thread::scope(|scope| {
+            scope.spawn(|| echo(&accepted));
+            exchange(&other, 100_000);
+        });
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&near));
+        exchange(&far, 100_000);
+    });
+    drop((net, listener, near));
+    running.end();
+}
+
+/// The memory of AF_XDP is for frames of the MTU at which it was opened: the peer of a connection sends no larger ones.
+fn bounded() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.taking(Via::AfXdp, "tcp:80");
+    let listener = hosts.near.run(|| TcpListener::bind(&net, "0.0.0.0:80").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let connect = || {
+        let far = hosts.far.run(|| KernelStream::connect("10.9.0.1:80").unwrap());
+        (far, listener.accept().unwrap().0)
+    };
+    let (far, near) = connect();
+    for (mtu_bytes, expected) in [(1300, 1300), (3000, 1500), (1400, 1400), (2000, 1500)] {
+        for (host, device) in [(&hosts.near, "ska"), (&hosts.far, "skb")] {
+            host.command(&format!("ip link set {device} mtu {mtu_bytes}"));
+        }
+        let mtu = || near.info().unwrap().path_mtu_bytes;
+        await_change("the connection's MTU is another", || mtu() == expected);
+        let (other, accepted) = connect();
+        assert_eq!(accepted.info().unwrap().path_mtu_bytes, expected);
         thread::scope(|scope| {
             scope.spawn(|| echo(&accepted));
             exchange(&other, 100_000);
