@@ -34,7 +34,7 @@ use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
 use super::path_mtus::PathMtus;
 use super::routes::{Gateways, Routes};
-use super::tcp::TcpShards;
+use super::tcp::{MtuWalk, TcpShards};
 use super::transmit::{Flushed, TransmitQueue, Transmitter};
 use super::udp::SocketCounts;
 use super::unsent::Unsent;
@@ -82,6 +82,7 @@ pub(super) struct NetState {
     sockets: Mutex<BoundSockets>,
     socket_counters: Arc<CounterTable>,
     pub(super) tcp: TcpShards,
+    pub(super) mtu_walk: MtuWalk,
     pub(super) devices: Box<[NetDevice]>,
     /// `None` if the kernel has none of the devices.
     pub(super) following: Option<Following>,
@@ -199,6 +200,7 @@ impl NetState {
     pub(super) fn new(parts: NetParts) -> Self {
         Self {
             tcp: TcpShards::new(parts.tcp, parts.cpus.len(), parts.division),
+            mtu_walk: MtuWalk::default(),
             socket_counters: Arc::new(CounterTable::new(parts.cpus.len(), SOCKETS_MAX)),
             reclaim_counters: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),
@@ -413,13 +415,13 @@ impl NetState {
     }
 
     /// Refuses a local address that nothing is received at, as the kernel does. One that was added just now may not be
-    /// known yet.
+    /// known yet: the kernel is asked if it has told of a change.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`.
     pub(super) fn check_local(&self, address: IpAddr) -> io::Result<()> {
         let is_known = || address.is_unspecified() || self.is_receivable(address);
-        if is_known() || self.follow_kernel().is_ok() && is_known() {
+        if is_known() || self.follow_news().is_ok() && is_known() {
             return Ok(());
         }
         Err(Errno::ADDRNOTAVAIL.into())
