@@ -121,6 +121,15 @@ impl Device {
         self.takes_all
     }
 
+    /// Largest MTU whose frames fit in the memory that the sources take; `None` if those of any MTU do.
+    pub fn mtu_max(&self) -> Option<u32> {
+        match &self.way_out {
+            #[cfg(feature = "af-xdp")]
+            Some(WayOut::Xdp(device)) => Some(device.mtu()),
+            _ => None,
+        }
+    }
+
     /// Opens a sink for one CPU. Packets sent leave through the interface; those sent to a TAP or
     /// TUN are received by the kernel's stack.
     ///

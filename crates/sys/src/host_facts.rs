@@ -17,6 +17,10 @@ use super::netlink::NetlinkSocket;
 #[derive(Debug)]
 pub struct HostFacts(NetlinkSocket);
 
+/// Addresses of all interfaces, as they were at one time.
+#[derive(Debug)]
+pub struct HostAddresses(Vec<RouteNetlinkMessage>);
+
 /// Properties of an interface that may change at any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LinkFacts {
@@ -35,13 +39,13 @@ impl HostFacts {
         NetlinkSocket::of_routes().map(Self)
     }
 
-    /// Reads the addresses of an interface.
+    /// Reads the addresses of all interfaces.
     ///
     /// # Errors
     /// If the netlink request fails.
-    pub fn addresses(&mut self, of: InterfaceIndex) -> io::Result<InterfaceAddresses> {
+    pub fn addresses(&mut self) -> io::Result<HostAddresses> {
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        self.0.dump(&request).map(|answers| InterfaceAddresses::told(answers, of))
+        self.0.dump(&request).map(HostAddresses)
     }
 
     /// Reads the properties of an interface; `None` if it is gone.
@@ -75,6 +79,14 @@ impl HostFacts {
         by: InterfaceIndex,
     ) -> io::Result<Option<RouteFacts>> {
         RouteFacts::ask(&mut self.0, destination, by)
+    }
+}
+
+impl HostAddresses {
+    /// Addresses of an interface.
+    #[must_use]
+    pub fn on(&self, interface: InterfaceIndex) -> InterfaceAddresses {
+        InterfaceAddresses::told(&self.0, interface)
     }
 }
 

@@ -36,18 +36,18 @@ impl InterfaceAddresses {
     /// If the netlink request fails.
     pub fn of(interface: InterfaceIndex) -> io::Result<Self> {
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        netlink::dump(&request).map(|answers| Self::told(answers, interface))
+        netlink::dump(&request).map(|answers| Self::told(&answers, interface))
     }
 
     /// Addresses in the kernel's answers.
-    pub(super) fn told(answers: Vec<RouteNetlinkMessage>, interface: InterfaceIndex) -> Self {
+    pub(super) fn told(answers: &[RouteNetlinkMessage], interface: InterfaceIndex) -> Self {
         let (mut all, mut deprecated) = (Self::default(), Vec::new());
         for answer in answers {
             let RouteNetlinkMessage::NewAddress(AddressMessage { header, attributes, .. }) = answer
             else {
                 continue;
             };
-            let Some(address) = address_in(&attributes) else { continue };
+            let Some(address) = address_in(attributes) else { continue };
             let (flags, is_own) = (header.flags, header.index == interface.0);
             let is_skipped = flags.contains(AddressHeaderFlags::Dadfailed)
                 || is_tentative(flags)

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -42,7 +43,12 @@ pub struct ChangesSeen {
 
 /// Socket that the kernel notifies of changes.
 #[derive(Debug)]
-pub struct NetworkChanges(Hidden);
+pub struct NetworkChanges {
+    socket: Hidden,
+    /// True from a loss on until none wait: the kernel tells of the first loss only, and adds none meanwhile
+    /// (`netlink_overrun`).
+    is_losing: AtomicBool,
+}
 
 impl NetworkChanges {
     /// Opens the socket: changes from now on are notified.
@@ -53,7 +59,7 @@ impl NetworkChanges {
         let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
         let socket = Hidden::new(net::socket_with(family, SocketType::RAW, flags, None)?)?;
         net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
-        Ok(Self(socket))
+        Ok(Self { socket, is_losing: AtomicBool::new(false) })
     }
 
     /// Takes notifications that wait, a limited number, without waiting for any.
@@ -65,11 +71,15 @@ impl NetworkChanges {
         for _ in 0..TAKEN_MAX {
             let mut told = [0; TOLD_BYTES];
             // The rest of each is cut off.
-            match net::recv(&self.0, &mut told[..], RecvFlags::DONTWAIT) {
+            match net::recv(&self.socket, &mut told[..], RecvFlags::DONTWAIT) {
                 Ok(_) => seen.has_changed |= is_about(&told, at),
-                Err(Errno::NOBUFS) => seen.has_changed = true, // others were lost
+                Err(Errno::NOBUFS) => {
+                    seen.has_changed = true;
+                    self.is_losing.store(true, Ordering::Relaxed);
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
+                    seen.has_changed |= self.is_losing.swap(false, Ordering::Relaxed);
                     seen.has_more = false;
                     break;
                 }
@@ -82,7 +92,7 @@ impl NetworkChanges {
     /// Descriptor that is readable while notifications wait.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 

@@ -29,6 +29,7 @@ pub struct XdpDevice {
     interface: String,
     /// Tx queues that the device can send on.
     tx_queues: Vec<TxQueue>,
+    mtu: u32,
     facts: Facts,
 }
 
@@ -93,13 +94,20 @@ impl XdpDevice {
                 tx_queues.push(tx_queue);
             }
         }
-        Ok((Self { interface: interface.name.clone(), tx_queues, facts }, sources))
+        let (name, mtu) = (interface.name.clone(), interface.mtu);
+        Ok((Self { interface: name, tx_queues, mtu, facts }, sources))
     }
 
     /// Returns a sink for one more CPU.
     #[must_use]
     pub fn sink(&self) -> TxQueueSink {
         TxQueueSink::new(self.interface.clone(), &self.tx_queues)
+    }
+
+    /// MTU for whose frames the sources take memory: that of the interface when it was opened.
+    #[must_use]
+    pub fn mtu(&self) -> u32 {
+        self.mtu
     }
 
     /// Returns facts about the device. The copy mode is known once its queues are attached to an

@@ -10,7 +10,7 @@ use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, Prefix};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
-use forebay_sys::host_facts::{HostFacts, LinkFacts};
+use forebay_sys::host_facts::{HostAddresses, HostFacts, LinkFacts};
 use forebay_sys::interface::{Interface, InterfaceIndex, MacAddress};
 
 use super::following::Following;
@@ -75,14 +75,16 @@ pub(super) fn of_devices(
     let of = |(index, device): (usize, &Device)| {
         let addresses = named.get(index).unwrap_or(&kernels);
         let interface = device.interface().and_then(Result::ok);
+        let mtu_max = device.mtu_max().unwrap_or(u32::MAX);
         let (identity, kernels) = match addresses {
             Addresses::Kernels => match device.via {
                 Via::AfXdp | Via::AfPacket => {
                     let interface = Interface::named(&device.name)?;
                     let gone = || Error::DeviceGone { name: device.name.clone() };
-                    let takes_all = device.takes_all();
+                    let (name, limits) = (&device.name, (device.takes_all(), mtu_max));
                     let read = following.ok_or_else(gone)?.with_facts(|facts| {
-                        of_kernel(&device.name, interface.index, takes_all, facts)
+                        let all = facts.addresses().map_err(refused(name))?;
+                        of_kernel(name, interface.index, limits, &all, facts)
                     });
                     (read?.ok_or_else(gone)?, Some(interface.index))
                 }
@@ -95,7 +97,7 @@ pub(super) fn of_devices(
                     Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser => true,
                     Via::Tun => false,
                 };
-                let mtu = interface.as_ref().map_or(ETHERNET_MTU, |found| found.mtu);
+                let mtu = interface.as_ref().map_or(ETHERNET_MTU, |found| found.mtu.min(mtu_max));
                 let addresses = prefixes(addresses);
                 let mac = has_link.then_some(mac);
                 let is_whole_host = true;
@@ -113,6 +115,7 @@ pub(super) fn of_devices(
             identity: ArcSwap::from_pointee(identity),
             kernels,
             interface: interface.map(|found| found.index),
+            mtu_max,
             gateways,
             learned: Arc::new(Mutex::new(Learned::new(sys::random_key()))),
         })
@@ -131,14 +134,20 @@ fn no_addresses(device: &Device, other_end: &str) -> Error {
 /// # Errors
 /// That of a device; the others are read nevertheless.
 pub(super) fn refresh(devices: &[NetDevice], facts: &mut HostFacts) -> Result<()> {
-    devices.iter().map(|device| refresh_one(device, facts)).fold(Ok(()), Result::and)
+    let kernels = devices.iter().find(|device| device.kernels.is_some());
+    let all = kernels.map(|first| facts.addresses().map_err(refused(&first.name))).transpose()?;
+    devices.iter().map(|device| refresh_one(device, all.as_ref(), facts)).fold(Ok(()), Result::and)
 }
 
 /// One that is gone keeps what it had.
-fn refresh_one(device: &NetDevice, facts: &mut HostFacts) -> Result<()> {
-    if let Some(index) = device.kernels {
-        let takes_all = device.identity.load().is_whole_host;
-        if let Some(found) = of_kernel(&device.name, index, takes_all, facts)? {
+fn refresh_one(
+    device: &NetDevice,
+    all: Option<&HostAddresses>,
+    facts: &mut HostFacts,
+) -> Result<()> {
+    if let (Some(index), Some(all)) = (device.kernels, all) {
+        let limits = (device.identity.load().is_whole_host, device.mtu_max);
+        if let Some(found) = of_kernel(&device.name, index, limits, all, facts)? {
             device.identity.rcu(|identity| {
                 let groups = identity.groups.clone();
                 Identity { groups, ..found.clone() }
@@ -148,27 +157,29 @@ fn refresh_one(device: &NetDevice, facts: &mut HostFacts) -> Result<()> {
     } else if let Some(index) = device.interface
         && let Some(LinkFacts { mtu, .. }) = facts.link(index).map_err(refused(&device.name))?
     {
+        let mtu = mtu.min(device.mtu_max);
         device.identity.rcu(|identity| Identity { mtu, ..Identity::clone(identity) });
     }
     Ok(())
 }
 
 /// Reads the kernel's addresses on an interface, and those elsewhere; `None` if it is gone. `is_whole_host` is true if the
-/// kernel receives nothing there, so that ARP and echo are answered here.
+/// kernel receives nothing there, so that ARP and echo are answered here; the MTU is `mtu_max` at most.
 fn of_kernel(
     name: &str,
     index: InterfaceIndex,
-    is_whole_host: bool,
+    (is_whole_host, mtu_max): (bool, u32),
+    all: &HostAddresses,
     facts: &mut HostFacts,
 ) -> Result<Option<Identity>> {
-    let found = facts.addresses(index).map_err(refused(name))?;
+    let found = all.on(index);
     let link = facts.link(index).map_err(refused(name))?;
     Ok(link.map(|LinkFacts { mtu, mac }| Identity {
         mac: mac.map(|MacAddress(mac)| mac),
         addresses: prefixes(&found.usable),
         elsewhere: found.elsewhere,
         groups: Vec::new(),
-        mtu,
+        mtu: mtu.min(mtu_max),
         is_whole_host,
     }))
 }

@@ -1,32 +1,54 @@
 //! MTUs of paths that routers have told of (RFC 1191, RFC 8201), where their errors come here.
 
-use std::collections::HashMap;
+use std::array;
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Destinations whose path is known, at most.
-const KNOWN_MAX: usize = 1024;
+use arc_swap::ArcSwap;
+
+/// Sets of destinations, each of which is replaced as a whole. A hash with a secret selects one.
+const SETS: usize = 64;
+
+/// Destinations in a set whose path is known, at most.
+const WAYS: usize = 16;
 
 /// Time for which a path is known (`mtu_expires`), in ns.
 const EXPIRES_NS: u64 = 600_000_000_000;
+
+/// Time before what is known of a path already is recorded again, in ns.
+const RENEW_NS: u64 = 1_000_000_000;
 
 /// Smallest MTU that a router can claim, of IPv4 (`min_pmtu`) and IPv6 (`IPV6_MIN_MTU`), in bytes.
 const LEAST: u32 = 552;
 const LEAST_V6: u32 = 1280;
 
-/// Paths that are narrower than the devices that lead to them.
-#[derive(Debug, Default)]
+/// Paths that are narrower than the devices that lead to them. No sender waits for another one here.
+#[derive(Debug)]
 pub(super) struct PathMtus {
-    /// Number of entries: without any, nobody locks them.
-    count: AtomicUsize,
-    known: Mutex<HashMap<IpAddr, PathMtu>>,
+    /// Time until which any path is known, in ns: from then on, nobody looks into the sets.
+    until_ns: AtomicU64,
+    hasher: RandomState,
+    sets: [ArcSwap<Vec<PathMtu>>; SETS],
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PathMtu {
+    destination: IpAddr,
     mtu_bytes: u32,
     until_ns: u64,
+}
+
+impl Default for PathMtus {
+    fn default() -> Self {
+        let empty = Arc::default();
+        Self {
+            until_ns: AtomicU64::new(0),
+            hasher: RandomState::new(),
+            sets: array::from_fn(|_| ArcSwap::new(Arc::clone(&empty))),
+        }
+    }
 }
 
 impl PathMtus {
@@ -36,41 +58,49 @@ impl PathMtus {
         if destination.is_ipv6() && mtu_bytes < LEAST_V6 {
             return;
         }
-        let mtu_bytes = mtu_bytes.max(LEAST);
-        let mut known = self.known();
-        let is_known = known.get(&destination).is_some_and(|path| path.until_ns > now_ns);
-        if is_known && known[&destination].mtu_bytes < mtu_bytes {
-            return;
-        }
-        if known.len() >= KNOWN_MAX && !known.contains_key(&destination) {
-            let first = known.iter().min_by_key(|(_, path)| path.until_ns);
-            if let Some(first) = first.map(|(address, _)| *address) {
-                known.remove(&first);
-            }
-        }
         let until_ns = now_ns.saturating_add(EXPIRES_NS);
-        known.insert(destination, PathMtu { mtu_bytes, until_ns });
-        self.count.store(known.len(), Ordering::Relaxed);
+        let told = PathMtu { destination, mtu_bytes: mtu_bytes.max(LEAST), until_ns };
+        let set = self.set_of(destination);
+        if is_news(&set.load(), told, now_ns) {
+            set.rcu(|known| with(known, told, now_ns));
+            self.until_ns.fetch_max(until_ns, Ordering::Relaxed);
+        }
     }
 
     /// MTU of the path to a destination, if a router has told of one.
     pub(super) fn find(&self, destination: IpAddr, now_ns: u64) -> Option<u32> {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.until_ns.load(Ordering::Relaxed) <= now_ns {
             return None;
         }
-        let mut known = self.known();
-        let path = *known.get(&destination)?;
-        if path.until_ns > now_ns {
-            return Some(path.mtu_bytes);
-        }
-        known.remove(&destination);
-        self.count.store(known.len(), Ordering::Relaxed);
-        None
+        let known = self.set_of(destination).load();
+        let path = known.iter().find(|path| path.destination == destination)?;
+        (path.until_ns > now_ns).then_some(path.mtu_bytes)
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<IpAddr, PathMtu>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn set_of(&self, destination: IpAddr) -> &ArcSwap<Vec<PathMtu>> {
+        let hash = self.hasher.hash_one(destination) % SETS as u64;
+        &self.sets[usize::try_from(hash).unwrap_or(0)]
     }
+}
+
+/// True if this is to be recorded: routers repeat what they tell for each datagram.
+fn is_news(known: &[PathMtu], told: PathMtu, now_ns: u64) -> bool {
+    let mut others = known.iter().filter(|path| path.until_ns > now_ns);
+    others.find(|path| path.destination == told.destination).is_none_or(|path| {
+        let is_old = told.until_ns.saturating_sub(path.until_ns) >= RENEW_NS;
+        told.mtu_bytes < path.mtu_bytes || told.mtu_bytes == path.mtu_bytes && is_old
+    })
+}
+
+/// A set with one more path, in the place of those that are no longer known. If there are none, the first one leaves.
+fn with(known: &[PathMtu], told: PathMtu, now_ns: u64) -> Vec<PathMtu> {
+    let stays = |path: &&PathMtu| path.until_ns > now_ns && path.destination != told.destination;
+    let mut paths: Vec<_> = known.iter().filter(stays).copied().collect();
+    if paths.len() >= WAYS {
+        paths.remove(0);
+    }
+    paths.push(told);
+    paths
 }
 
 #[cfg(test)]
@@ -112,7 +142,26 @@ mod tests {
         for number in 0..10_000 {
             paths.learn(address(number), 1400, number.into());
         }
-        let known = (0..10_000).filter(|&number| paths.find(address(number), 10_000).is_some());
-        assert!(known.eq(10_000 - u32::try_from(KNOWN_MAX).unwrap()..10_000), "the last ones");
+        let known: Vec<_> =
+            (0..10_000).filter(|&number| paths.find(address(number), 10_000).is_some()).collect();
+        assert!(known.len() <= SETS * WAYS, "{}", known.len());
+        assert!(known.ends_with(&[9_998, 9_999]), "the last ones");
+    }
+
+    #[test]
+    fn udp_30_repeated_claims_cost_nothing() {
+        let paths = PathMtus::default();
+        paths.learn(address(1), 1400, 7);
+        let set = paths.set_of(address(1));
+        let before = set.load_full();
+        for now_ns in 8..1000 {
+            paths.learn(address(1), 1400, now_ns);
+            paths.learn(address(1), 1450, now_ns);
+        }
+        assert!(Arc::ptr_eq(&before, &set.load_full()), "what is known is not published again");
+        paths.learn(address(1), 1400, 7 + RENEW_NS);
+        assert_eq!(paths.find(address(1), 8 + EXPIRES_NS), Some(1400), "it is renewed");
+        paths.learn(address(1), 1300, 8 + RENEW_NS);
+        assert_eq!((before[0].mtu_bytes, paths.find(address(1), 9)), (1400, Some(1300)));
     }
 }

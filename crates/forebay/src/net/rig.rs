@@ -50,6 +50,7 @@ pub(super) fn device(device: usize) -> NetDevice {
         identity: ArcSwap::from_pointee(Identity { addresses, mtu: 1500, ..Identity::default() }),
         kernels: None,
         interface: None,
+        mtu_max: u32::MAX,
         gateways: Gateways::default(),
         learned: Arc::default(),
     }

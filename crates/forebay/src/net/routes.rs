@@ -321,6 +321,7 @@ mod tests {
                 identity: ArcSwap::from_pointee(Identity { addresses, ..Identity::default() }),
                 kernels: are_kernels.then_some(InterfaceIndex(index)),
                 interface: None,
+                mtu_max: u32::MAX,
                 gateways: Gateways::default(),
                 learned: Arc::default(),
             }

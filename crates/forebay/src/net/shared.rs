@@ -34,7 +34,7 @@ use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
 use super::path_mtus::PathMtus;
 use super::routes::{Gateways, Routes};
-use super::tcp::TcpShards;
+use super::tcp::{MtuWalk, TcpShards};
 use super::transmit::{Flushed, TransmitQueue, Transmitter};
 use super::udp::SocketCounts;
 use super::unsent::Unsent;
@@ -59,6 +59,8 @@ pub(super) struct NetDevice {
     pub(super) kernels: Option<InterfaceIndex>,
     /// Interface that limits what is sent by its MTU, whoever has the addresses; `None` of a back end.
     pub(super) interface: Option<InterfaceIndex>,
+    /// Largest MTU whose packets can be received here, in bytes.
+    pub(super) mtu_max: u32,
     /// Gateways of the kernel there.
     pub(super) gateways: Gateways,
     /// Neighbours learned here, because the kernel cannot learn them.
@@ -80,6 +82,7 @@ pub(super) struct NetState {
     sockets: Mutex<BoundSockets>,
     socket_counters: Arc<CounterTable>,
     pub(super) tcp: TcpShards,
+    pub(super) mtu_walk: MtuWalk,
     pub(super) devices: Box<[NetDevice]>,
     /// `None` if the kernel has none of the devices.
     pub(super) following: Option<Following>,
@@ -197,6 +200,7 @@ impl NetState {
     pub(super) fn new(parts: NetParts) -> Self {
         Self {
             tcp: TcpShards::new(parts.tcp, parts.cpus.len(), parts.division),
+            mtu_walk: MtuWalk::default(),
             socket_counters: Arc::new(CounterTable::new(parts.cpus.len(), SOCKETS_MAX)),
             reclaim_counters: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),
@@ -248,17 +252,16 @@ impl NetState {
         self.queues.get(usize::from(queue.0)).copied().unwrap_or(0)
     }
 
-    /// Binds a socket; port 0 selects an ephemeral port.
+    /// Binds a socket to an address that was [checked](Self::check_local); port 0 selects an ephemeral port.
     ///
     /// # Errors
-    /// `EADDRINUSE` and `EADDRNOTAVAIL` as in the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
+    /// `EADDRINUSE` as in the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
     pub(super) fn bind(
         &self,
         mut binding: Binding,
         rcvbuf: u32,
         reader: Arc<dyn WakeReader>,
     ) -> io::Result<BoundEntry> {
-        self.check_local(binding.local.ip())?;
         let mut sockets = self.sockets();
         if binding.local.port() == 0 {
             sockets.choose_port(&mut binding)?;
@@ -412,13 +415,13 @@ impl NetState {
     }
 
     /// Refuses a local address that nothing is received at, as the kernel does. One that was added just now may not be
-    /// known yet.
+    /// known yet: the kernel is asked if it has told of a change.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`.
     pub(super) fn check_local(&self, address: IpAddr) -> io::Result<()> {
         let is_known = || address.is_unspecified() || self.is_receivable(address);
-        if is_known() || self.follow_kernel().is_ok() && is_known() {
+        if is_known() || self.follow_news().is_ok() && is_known() {
             return Ok(());
         }
         Err(Errno::ADDRNOTAVAIL.into())

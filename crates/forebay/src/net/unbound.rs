@@ -115,6 +115,7 @@ impl SocketOptions {
     }
 
     fn bind_to(&self, local: SocketAddr) -> io::Result<UdpSocket> {
+        self.check(local)?;
         first_free(local, |local, reserved| {
             if self.is_reserved && self.net.0.is_kernels(endpoint::plain(local).ip()) {
                 let options = ReserveOptions {
@@ -137,7 +138,17 @@ impl SocketOptions {
         local: SocketAddr,
         mut reserved: Option<Hidden<std::net::UdpSocket>>,
     ) -> io::Result<UdpSocket> {
+        self.check(local)?;
         self.bind_by(local, &mut reserved)
+    }
+
+    /// Refuses addresses that the socket cannot have. Those that the kernel has are known from then on.
+    fn check(&self, local: SocketAddr) -> io::Result<()> {
+        let plain = endpoint::plain(local);
+        if self.is_v6_only && local.is_ipv6() && plain.is_ipv4() {
+            return Err(Errno::INVAL.into());
+        }
+        self.net.0.check_local(plain.ip())
     }
 
     /// Binds the socket to an address, if there is no conflict: then it takes the reservation of its port.
@@ -148,9 +159,6 @@ impl SocketOptions {
     ) -> io::Result<UdpSocket> {
         let &Self { ref net, reuse, reuses_address, cpu, ref select, is_v6_only, .. } = self;
         let (shared, select) = (Arc::clone(&net.0), select.clone());
-        if is_v6_only && local.is_ipv6() && endpoint::plain(local).is_ipv4() {
-            return Err(Errno::INVAL.into());
-        }
         if let Some(reserved) = reserved {
             local.set_port(reserved.local_addr()?.port());
         }

@@ -52,7 +52,12 @@ pub(super) fn begin(
         let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
         let flow = Flow { ours: SocketAddr::new(source, port), theirs };
         let shard = shared.tcp.shard_of(&flow);
-        match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, mtu_bytes, data, out)) {
+        let opened = shared.call_tcp(shard, |tcp, out| {
+            // A walk over the connections that has passed here is about this one, too.
+            let mtu_bytes = mtu_bytes.min(shared.routes().identity(device).mtu);
+            open(tcp, &flow, mtu_bytes, data, out)
+        });
+        match opened {
             Ok((socket, written)) => {
                 let is_mapped = to.is_ipv6() && theirs.is_ipv4();
                 let place = ShardSocket { shard, socket };

@@ -174,7 +174,7 @@ impl TcpShards {
     }
 
     /// Indices of all shards.
-    pub(super) fn indices(&self) -> impl ExactSizeIterator<Item = ShardIndex> + use<> {
+    pub(in crate::net) fn indices(&self) -> impl ExactSizeIterator<Item = ShardIndex> + use<> {
         (0..self.shards.len()).map(ShardIndex)
     }
 

@@ -1,12 +1,14 @@
 //! Addresses and MTUs that change while the sockets are in use.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream as KernelStream, UdpSocket as KernelSocket};
+use std::process::Command;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
 use forebay::net::{Net, NetConfig, TcpListener, TcpStream, UdpSocket};
 use forebay_device::Via;
-use forebay_testkit::namespaces::await_local_route;
+use forebay_testkit::namespaces::{await_local_route, command};
 
 use crate::sockets::Trial;
 use crate::sockets::rig::{OURS, Running, over_tap};
@@ -15,11 +17,14 @@ use crate::tcp::streams::{echo, exchange};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("udp_28_added_address_is_served", added),
+    ("udp_28_added_address_is_reserved", reserved),
     ("udp_28_removed_address_is_not_answered", removed),
     ("udp_28_lost_notifications_hide_no_address", lost),
     ("udp_28_new_route_leads_at_once", routed),
+    ("udp_28_new_mac_address_is_told", readdressed),
     ("tcp_54_connection_outlives_its_address", outlives),
     ("tcp_54_connections_follow_the_mtu", resized),
+    ("tcp_54_mtu_grows_to_memory_alone", bounded),
     ("udp_29_datagrams_follow_the_mtu", resized_datagrams),
 ];
 
@@ -113,6 +118,58 @@ fn added() {
             drop((bound, running.end()));
         });
     }
+}
+
+/// Programs on the kernel's stack cannot have the port, from the first socket on.
+fn reserved() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.taking(Via::AfPacket, "udp:53,tcp:80");
+    hosts.near.run(|| {
+        command("ip addr add 10.8.0.1/24 dev ska");
+        let socket = net.bind("10.8.0.1:53").unwrap();
+        command("ip addr add 10.8.0.3/24 dev ska");
+        let listener = TcpListener::bind(&net, "10.8.0.3:80").unwrap();
+        for refused in [
+            KernelSocket::bind("10.8.0.1:53").map(drop),
+            std::net::TcpListener::bind("10.8.0.3:80").map(drop),
+        ] {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::AddrInUse);
+        }
+        drop((socket, listener));
+        let error = net.bind("10.8.0.7:53").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrNotAvailable);
+    });
+    drop(engine);
+}
+
+/// The kernel does not answer ARP here.
+fn readdressed() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.taking(Via::AfXdp, "all");
+    let socket = hosts.near.run(|| net.bind("0.0.0.0:53").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    await_answer_of(&hosts, &socket);
+    hosts.near.command("ip link set ska address 02:00:00:00:00:77");
+    await_change("the MAC address stays", || {
+        hosts.far.command("ip neigh flush dev skb");
+        await_answer_of(&hosts, &socket);
+        let show = ["neigh", "show", "10.9.0.1", "dev", "skb"];
+        let shown = hosts.far.run(|| Command::new("ip").args(show).output().unwrap());
+        String::from_utf8_lossy(&shown.stdout).contains("02:00:00:00:00:77")
+    });
+    drop((net, socket));
+    running.end();
+}
+
+/// Sends until a datagram is received.
+fn await_answer_of(hosts: &Hosts, socket: &UdpSocket) {
+    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let far = hosts.far.run(|| KernelSocket::bind("10.9.0.2:0").unwrap());
+    let arrives = |_| {
+        far.send_to(b"who is it?", "10.9.0.1:53").unwrap();
+        socket.recv(&mut [0; 100]).is_ok()
+    };
+    assert!((0..SENDS_MAX).any(arrives), "none has arrived");
 }
 
 /// Waits until an address is no longer this host's.
@@ -233,6 +290,38 @@ fn resized() {
         await_change("the connection's MTU stays", || mtu(&near) == mtu_bytes);
         let (other, accepted) = connect();
         assert_eq!(mtu(&accepted), mtu_bytes);
+        thread::scope(|scope| {
+            scope.spawn(|| echo(&accepted));
+            exchange(&other, 100_000);
+        });
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&near));
+        exchange(&far, 100_000);
+    });
+    drop((net, listener, near));
+    running.end();
+}
+
+/// The memory of AF_XDP is for frames of the MTU at which it was opened: the peer of a connection sends no larger ones.
+fn bounded() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.taking(Via::AfXdp, "tcp:80");
+    let listener = hosts.near.run(|| TcpListener::bind(&net, "0.0.0.0:80").unwrap());
+    let running = hosts.near.run(|| Running::begin(engine));
+    let connect = || {
+        let far = hosts.far.run(|| KernelStream::connect("10.9.0.1:80").unwrap());
+        (far, listener.accept().unwrap().0)
+    };
+    let (far, near) = connect();
+    for (mtu_bytes, expected) in [(1300, 1300), (3000, 1500), (1400, 1400), (2000, 1500)] {
+        for (host, device) in [(&hosts.near, "ska"), (&hosts.far, "skb")] {
+            host.command(&format!("ip link set {device} mtu {mtu_bytes}"));
+        }
+        let mtu = || near.info().unwrap().path_mtu_bytes;
+        await_change("the connection's MTU is another", || mtu() == expected);
+        let (other, accepted) = connect();
+        assert_eq!(accepted.info().unwrap().path_mtu_bytes, expected);
         thread::scope(|scope| {
             scope.spawn(|| echo(&accepted));
             exchange(&other, 100_000);

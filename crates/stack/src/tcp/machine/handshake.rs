@@ -204,6 +204,13 @@ impl Tcp {
         self.send(&outgoing, out);
     }
 
+    /// Bounds the path of a handshake by the MTU that the device has now.
+    pub(super) fn bound_request(&mut self, at: u32, mtu_bytes: u32) {
+        if let Some(request) = self.requests.at_mut(at) {
+            request.mtu_bytes = request.mtu_bytes.min(mtu_bytes);
+        }
+    }
+
     /// A segment of a handshake (`tcp_check_req`).
     pub(super) fn receive_request(
         &mut self,

@@ -401,7 +401,10 @@ impl Tcp {
                 self.receive_connected(index, packet, &segment, out);
                 return generation.map(|generation| TcpSocket { index, generation });
             }
-            Some(Target::Request(index)) => self.receive_request(index, packet, &segment, out),
+            Some(Target::Request(index)) => {
+                self.bound_request(index, mtu_bytes);
+                self.receive_request(index, packet, &segment, out)
+            }
             Some(Target::TimeWait(index)) => {
                 self.receive_in_time_wait(index, packet, &segment, mtu_bytes, out)
             }

@@ -176,6 +176,35 @@ fn tcp_48_late_loss_keeps_window() {
     assert_eq!(losses(), before, "{:?}", info(&pair, client));
 }
 
+/// The device of a listener has another MTU when the ACK comes than when the SYN came: a smaller one counts.
+#[test]
+fn tcp_54_handshake_follows_a_smaller_mtu() {
+    for (mtu_bytes, expected) in [(1300, 1300), (9000, MTU)] {
+        let faults = Faults { delay_us: 10_000, ..Faults::default() };
+        let mut pair = Pair::new(1, faults, [TcpConfig::default(); 2]);
+        let there = pair.address(1, 80);
+        let listener = pair.hosts[1].tcp.socket().unwrap();
+        pair.hosts[1].tcp.bind(listener, there).unwrap();
+        pair.hosts[1].tcp.listen(listener, 16).unwrap();
+        let client = pair.hosts[0].tcp.socket().unwrap();
+        let here = pair.address(0, 0);
+        let begun = pair.call(0, |tcp, out| tcp.connect(client, (here, there), MTU, out));
+        assert_eq!(begun, Err(TcpError::InProgress));
+        while pair.segments[1] == 0 {
+            assert!(pair.step());
+        }
+        pair.hosts[1].receives_on.mtu_bytes = mtu_bytes;
+        let server = loop {
+            match pair.hosts[1].tcp.accept(listener) {
+                Ok((server, _)) => break server,
+                Err(_) => assert!(pair.step()),
+            }
+        };
+        let told = pair.hosts[1].tcp.info(server).unwrap().unwrap();
+        assert_eq!(told.path_mtu_bytes, expected);
+    }
+}
+
 /// Segments are never longer than the device takes, nor than the peer or the user wants.
 #[test]
 fn tcp_48_search_has_bounds() {

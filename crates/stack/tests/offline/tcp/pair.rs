@@ -16,7 +16,6 @@ use forebay_stack::tcp::{
 };
 
 pub(super) const MTU: u32 = 1500;
-const DEVICE: TcpDevice = TcpDevice { mtu_bytes: MTU, is_whole_host: true };
 /// Frames for segments.
 const CHUNKS: u32 = 8192;
 
@@ -37,6 +36,7 @@ pub(super) struct Host {
     pub(super) cpu: CpuId,
     pub(super) network: NetworkLayer,
     pub(super) identity: Identity,
+    pub(super) receives_on: TcpDevice,
     pub(super) pool: Pool,
     /// Number of calls so far.
     calls: u64,
@@ -102,6 +102,7 @@ impl Host {
             cpu: CpuId(0),
             network,
             identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
+            receives_on: TcpDevice { mtu_bytes: MTU, is_whole_host: true },
             pool: carve(region, &[share]).unwrap().remove(0),
             calls: 0,
             readiness: Vec::new(),
@@ -210,7 +211,8 @@ impl Host {
         match self.network.receive(packet, &self.identity, now_us * 1000, &mut self.pool) {
             NetworkVerdict::Segment(packet) => {
                 let flow = self.hasher.flow_of(&packet);
-                self.call(now_us, sent, |tcp, out| tcp.receive(packet, flow.as_ref(), DEVICE, out));
+                let on = self.receives_on;
+                self.call(now_us, sent, |tcp, out| tcp.receive(packet, flow.as_ref(), on, out));
             }
             NetworkVerdict::Answer(packet)
             | NetworkVerdict::Taken(packet)
