@@ -37,6 +37,7 @@ mod engine_lock; // the one process, of those forked, that runs an engine
 mod shares; //      division of new connections and datagrams among processes with engines
 mod mailbox; //     connections that a process passes on to another
 mod passing; //     connections that a closed listener leaves to other processes
+mod relay; //       connections that other processes use, too
 mod membership; //  changes of that division, and filters that let its packets pass
 mod control; //     control socket of the program
 mod errno; //       errors as the kernel's numbers

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::next::next;
 use super::receive::{error_queue, followed, mode, receive_bytes, returned};
 use super::vectors::Vectors;
-use super::{address, answer, answer_int, is_nowhere};
+use super::{address, answer, answer_int, is_nowhere, unless_moved};
 use crate::ancillary::ControlWriter;
 use crate::datagram::Message;
 use crate::socket::Socket;
@@ -145,7 +145,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     let valid = if is_nowhere(header) { None } else { unsafe { header.as_mut() } };
     let Some(header) = valid else { return answer(Err(Errno::FAULT)) };
     // SAFETY: the caller's promise.
-    answer(unsafe { receive_header(&socket, header, flags) })
+    let received = unsafe { receive_header(&socket, header, flags) };
+    answer(unless_moved!(socket, received, recvmsg(fd, header, flags)))
 }
 
 /// # Safety
@@ -195,7 +196,11 @@ pub unsafe extern "C" fn recvmmsg(
         // SAFETY: the caller's promise.
         socket => unsafe { receive_each(socket, headers, flags, limit.as_mut()) },
     };
-    answer_int(received)
+    answer_int(unless_moved!(
+        socket,
+        received,
+        recvmmsg(fd, headers.as_mut_ptr(), length, flags, timeout)
+    ))
 }
 
 /// Time that a call may take for many messages. As in the kernel, it is looked at after each batch alone.

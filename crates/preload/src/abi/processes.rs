@@ -30,12 +30,14 @@ pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
 extern "C" fn before_fork() {
     // Until the thread has forked, here and in the child: it holds locks.
     std::mem::forget(critical::enter());
+    crate::relay::note_fork();
     crate::runtime::before_fork();
 }
 
 /// Counts forks in children.
 extern "C" fn in_child() {
     crate::runtime::forked();
+    crate::relay::forked(crate::runtime::parents_desk());
     crate::listener::forked();
     crate::udp::forked();
     // A lock that the parent could not take may be locked here for good. Then the child does not note its copy of the
@@ -50,6 +52,7 @@ extern "C" fn in_child() {
 /// Runs in the parent after a fork.
 extern "C" fn in_parent() {
     crate::fork_locks::release();
+    crate::relay::note_fork();
     critical::leave();
 }
 

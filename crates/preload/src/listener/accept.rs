@@ -56,7 +56,7 @@ impl Listener {
                 served => break served?,
             }
         };
-        let mut place = None;
+        let (mut place, mut numbers) = (None, (-1, None));
         let (tcp, peer) = loop {
             let accepted = served.tcp.accept_reserving(|| {
                 // First: those of the library come behind it.
@@ -65,7 +65,9 @@ impl Listener {
                     return Err(Errno::MFILE.into());
                 }
                 place = Some(number);
-                readiness()
+                let (setter, descriptor) = readiness()?;
+                numbers = (abi::number(descriptor.as_fd()), setter.number());
+                Ok((setter, descriptor))
             });
             match accepted.map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if self.has_ended() => return Err(Errno::INVAL),
@@ -76,13 +78,20 @@ impl Listener {
             }
         };
         let place = place.unwrap_or_else(|| unreachable!("reserved for each connection"));
-        Ok((self.enter(tcp, place, flags)?, peer))
+        Ok((self.enter(tcp, place, flags, numbers)?, peer))
     }
 
     /// Gives a connection its number, the lowest that was free, as the kernel does.
-    fn enter(&self, tcp: TcpStream, place: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
+    fn enter(
+        &self,
+        tcp: TcpStream,
+        place: OwnedFd,
+        flags: i32,
+        numbers: (RawFd, Option<RawFd>),
+    ) -> Result<RawFd, Errno> {
         let number = abi::number(place.as_fd());
-        let stream = Stream::accepted(tcp, Arc::clone(&self.inherited), self.local.is_ipv6())?;
+        let (inherited, is_ipv6) = (Arc::clone(&self.inherited), self.local.is_ipv6());
+        let stream = Stream::accepted(tcp, inherited, is_ipv6, numbers)?;
         let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
         stream.set_nonblocking(is_nonblocking);
         let readiness = stream.readiness()?;

@@ -10,11 +10,12 @@ use std::{fmt, iter};
 
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
+use forebay_rx::arrive::Waker;
 use forebay_stack::socket::shown;
 use forebay_stack::tcp::{
     Flow, PackedFlow, ReadMode, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags,
 };
-use forebay_sys::readiness::readiness;
+use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter, readiness};
 
 use super::super::Net;
 use super::super::options::Timeout;
@@ -41,9 +42,18 @@ enum CallKind {
     Write,
 }
 
-/// Flag of a connection whose application sees IPv4 addresses as IPv6 ones, and of one that is closed.
+/// Flag of a connection whose application sees IPv4 addresses as IPv6 ones, of one that is closed, and of one that was
+/// [taken over](TcpStream::take_over).
 const IS_MAPPED: u8 = 1;
 const IS_CLOSED: u8 = 2;
+const IS_TAKEN: u8 = 4;
+
+/// Side that makes a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Handle,
+    Taker,
+}
 
 /// A connection, shared by its handles.
 struct StreamState {
@@ -56,7 +66,7 @@ struct StreamState {
     /// Keeps the port from the kernel, if the kernel has the device, too.
     reserved: Option<Reserved>,
     ends: PackedFlow,
-    /// [`IS_MAPPED`] and [`IS_CLOSED`].
+    /// [`IS_MAPPED`], [`IS_CLOSED`] and [`IS_TAKEN`].
     flags: AtomicU8,
     is_nonblocking: AtomicBool,
 }
@@ -386,6 +396,19 @@ impl TcpStream {
         self.0.polled.descriptor(&self.0.watch.wait)
     }
 
+    /// Takes the connection over from its handles: their calls that read and write fail with `ResourceBusy` from then on, and
+    /// those that wait on the descriptor are not notified. `wake` is called, with locks held, when there are news for the taker.
+    /// Returns the pair of the descriptor, if there was one. `None` if it was taken over before.
+    #[must_use]
+    pub fn take_over(&self, wake: Waker) -> Option<(TakenStream, Option<ReleasedPair>)> {
+        let take = || self.0.flags.fetch_or(IS_TAKEN, Ordering::AcqRel) & IS_TAKEN == 0;
+        if !self.0.call(|_, _| take()) {
+            return None;
+        }
+        let pair = self.0.watch.wait.take_over(wake);
+        Some((TakenStream(self.clone()), pair))
+    }
+
     /// Reads on the thread of a CPU, whose turns go on until there is something to read.
     ///
     /// # Errors
@@ -413,6 +436,60 @@ impl TcpStream {
             bytes = &bytes[written..];
         }
         Ok(())
+    }
+}
+
+/// Pair of a descriptor that is polled.
+pub type ReleasedPair = (ReadinessSetter, Arc<ReadinessDescriptor>);
+
+/// Connection that was [taken over](TcpStream::take_over) from its handles. No call of it waits.
+#[derive(Debug)]
+pub struct TakenStream(TcpStream);
+
+impl TakenStream {
+    /// Copies received bytes, and leaves them there. 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock` without bytes: the taker is woken when some come. Else as [`TcpStream::peek`].
+    pub fn peek(&self, room: &mut [u8]) -> io::Result<usize> {
+        self.call(CallKind::Read, |tcp, socket, out| tcp.peek(socket, room, out))
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek).
+    pub fn read(&self, room: &mut [u8]) -> io::Result<usize> {
+        self.call(CallKind::Read, |tcp, socket, out| tcp.read(socket, room, out))
+    }
+
+    /// Writes bytes, as many as there is room for.
+    ///
+    /// # Errors
+    /// `WouldBlock` without room: the taker is woken when there is some. Else as `write`.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let flags = WriteFlags::default();
+        self.call(CallKind::Write, |tcp, socket, out| tcp.write(socket, bytes, flags, out))
+    }
+
+    /// Underlying connection, for its names and options.
+    #[must_use]
+    pub fn inner(&self) -> &TcpStream {
+        &self.0
+    }
+
+    fn call<T>(
+        &self,
+        kind: CallKind,
+        mut attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
+    ) -> io::Result<T> {
+        let state = &self.0.0;
+        state.record_cpu();
+        match state.attempt(kind, Caller::Taker, &mut attempt) {
+            Some(Ok(done)) => Ok(done),
+            Some(Err(TcpError::InProgress)) | None => Err(io::ErrorKind::WouldBlock.into()),
+            Some(Err(error)) => Err(state.shared.tcp_failure(error)),
+        }
     }
 }
 
@@ -472,21 +549,35 @@ impl StreamState {
         wait_for(&self.shared, wait, &self.is_nonblocking, timeout, || {
             // First: news that come while the connection is not locked end the sleep.
             let seen = wait.seen();
-            let (result, has_room) = self.call(|tcp, out| {
-                let result = attempt(tcp, self.place.socket, out);
-                let readiness = tcp.readiness(self.place.socket);
-                (result, readiness.is_ok_and(|readiness| readiness.writable))
-            });
-            match result {
-                Ok(done) => Ok(Ok(done)),
-                Err(TcpError::WouldBlock) if has_room && kind == CallKind::Write => {
-                    self.shared.await_memory(&self.watch);
-                    Ok(Err(seen))
-                }
-                Err(TcpError::WouldBlock | TcpError::InProgress) => Ok(Err(seen)),
-                Err(error) => Err(self.shared.tcp_failure(error)),
+            match self.attempt(kind, Caller::Handle, &mut attempt) {
+                Some(Ok(done)) => Ok(Ok(done)),
+                Some(Err(TcpError::WouldBlock | TcpError::InProgress)) => Ok(Err(seen)),
+                Some(Err(error)) => Err(self.shared.tcp_failure(error)),
+                None => Err(io::ErrorKind::ResourceBusy.into()),
             }
         })
+    }
+
+    /// Makes a call once. `None` if it is a handle's, and the connection was taken over.
+    fn attempt<T>(
+        &self,
+        kind: CallKind,
+        caller: Caller,
+        attempt: &mut impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
+    ) -> Option<Result<T, TcpError>> {
+        let (result, has_room) = self.call(|tcp, out| {
+            // With the connection locked: who has taken it over has seen all calls of handles.
+            if caller == Caller::Handle && self.flags.load(Ordering::Relaxed) & IS_TAKEN != 0 {
+                return None;
+            }
+            let result = attempt(tcp, self.place.socket, out);
+            let readiness = tcp.readiness(self.place.socket);
+            Some((result, readiness.is_ok_and(|readiness| readiness.writable)))
+        })?;
+        if has_room && kind == CallKind::Write && matches!(result, Err(TcpError::WouldBlock)) {
+            self.shared.await_memory(&self.watch);
+        }
+        Some(result)
     }
 
     /// Repeats a call on the thread of a CPU, which turns until there are news.
