@@ -7,6 +7,7 @@ use libc::{mmsghdr, msghdr, ssize_t, timespec};
 use rustix::io::Errno;
 
 use super::next::next;
+use super::relayed::unname;
 use super::receive::{error_queue, followed, mode, receive_bytes, returned};
 use super::vectors::Vectors;
 use super::{address, answer, answer_int, is_nowhere, unless_moved};
@@ -124,6 +125,31 @@ fn set_nameless(header: &mut msghdr, flags: c_int) {
     (header.msg_controllen, header.msg_flags) = (0, flags);
 }
 
+type ByHeader = unsafe extern "C" fn(c_int, *mut msghdr, c_int) -> ssize_t;
+
+/// Receives from a socket that is not ours.
+///
+/// # Safety
+/// As `recvmsg(2)`.
+unsafe fn received_by_kernel(
+    next: ByHeader,
+    fd: c_int,
+    header: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    let room = if is_nowhere(header) { 0 } else { unsafe { (*header).msg_namelen } };
+    // SAFETY: the caller's promise.
+    let received = unsafe { next(fd, header, flags) };
+    if received >= 0 && room > 0 {
+        // SAFETY: valid, as the kernel has written it.
+        let header = unsafe { &mut *header };
+        // SAFETY: the caller's promise.
+        unsafe { unname(fd, header.msg_name.cast(), &raw mut header.msg_namelen, room) };
+    }
+    received
+}
+
 /// # Safety
 /// As `recvmsg(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -131,7 +157,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     let Some(socket) = table::find_usable(fd) else {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, header, flags) };
+        return unsafe { received_by_kernel(next, fd, header, flags) };
     };
     if let Some(queue) = error_queue(&socket, flags) {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);

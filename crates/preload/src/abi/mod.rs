@@ -20,6 +20,7 @@ mod messages; //    recvmsg, recvmmsg
 mod send; //        send, sendmsg, write
 mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
+mod relayed; //     connections that the kernel's calls use
 mod processes; //   _exit, forks
 mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::descriptors::is_hidden;
 use super::next::next;
+use super::relayed::{room_at, unname};
 use super::vectors::Vectors;
 use super::{address, answer, is_beyond, number, unless_moved};
 use crate::datagram::ReceiveMode;
@@ -178,7 +179,14 @@ pub unsafe extern "C" fn recvfrom(
             recvfrom(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t
         );
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, buffer, len, flags, from, from_len) };
+        let room = unsafe { room_at(from_len) };
+        // SAFETY: the caller's promise.
+        let received = unsafe { next(fd, buffer, len, flags, from, from_len) };
+        if received >= 0 && !from.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { unname(fd, from, from_len, room) };
+        }
+        return received;
     };
     if let Some(queue) = error_queue(&socket, flags) {
         let next = next!(

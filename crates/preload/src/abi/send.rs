@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::descriptors::is_hidden;
 use super::messages::check_name_len;
 use super::next::next;
+use super::relayed::give_passed;
 use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer, answer_int, answer_sent, is_beyond, is_nowhere, unless_moved};
 use crate::ancillary::SendControl;
@@ -250,7 +251,7 @@ unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<
 }
 
 /// Control messages of a header, and their length, if there are some.
-fn control_of(header: &msghdr) -> Result<Option<(*const u8, usize)>, Errno> {
+pub(super) fn control_of(header: &msghdr) -> Result<Option<(*const u8, usize)>, Errno> {
     let control = header.msg_control.cast_const().cast();
     match header.msg_controllen {
         0 => Ok(None),
@@ -296,6 +297,8 @@ unsafe fn is_in_part(socket: &Socket, header: &msghdr, sent_bytes: usize) -> boo
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t {
     let Some(socket) = table::find_usable(fd) else {
+        // SAFETY: the caller's promise.
+        unsafe { give_passed(header) };
         let next = next!(sendmsg(c_int, *const msghdr, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, header, flags) };
@@ -321,6 +324,11 @@ pub unsafe extern "C" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let Some(socket) = table::find_usable(fd) else {
+        let headers_count = if is_nowhere(headers) { 0 } else { usize::try_from(count).unwrap_or(0) };
+        for index in 0..headers_count.min(VECTORS_MAX) {
+            // SAFETY: the caller's promise, for one of `count` headers.
+            unsafe { give_passed(&raw const (*headers.wrapping_add(index)).msg_hdr) };
+        }
         let next = next!(sendmmsg(c_int, *mut mmsghdr, c_uint, c_int) -> c_int);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, headers, count, flags) };

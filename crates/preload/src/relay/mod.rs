@@ -9,6 +9,7 @@ mod ask; //    questions and answers
 mod name; //   names of the relays' ends
 mod owner; //  the thread that copies
 mod pump; //   bytes in both directions
+mod rights; // descriptors in messages
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,6 +24,7 @@ use rustix::io::{Errno, FdFlags, fcntl_getfd};
 pub(crate) use self::ask::Answer;
 pub(crate) use self::name::{RelayId, RelayName};
 pub(crate) use self::owner::run;
+pub(crate) use self::rights::passed_numbers;
 use self::owner::{Held, Relay};
 use crate::socket::Socket;
 use crate::stream::Stream;
