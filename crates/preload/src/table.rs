@@ -119,7 +119,8 @@ pub(crate) fn exchange(descriptor: RawFd, before: &Arc<Socket>, socket: &Arc<Soc
 /// Removes a socket from a descriptor that is the kernel's from now on, unless a thread has removed it meanwhile.
 pub(crate) fn forget(descriptor: RawFd, socket: &Arc<Socket>) {
     let Some(index) = index(descriptor) else { return };
-    let is_open = STATES[index].compare_exchange(OURS, NOT_OURS, Ordering::AcqRel, Ordering::Acquire);
+    let is_open =
+        STATES[index].compare_exchange(OURS, NOT_OURS, Ordering::AcqRel, Ordering::Acquire);
     if is_open.is_err() {
         return;
     }

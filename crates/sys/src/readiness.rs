@@ -274,7 +274,9 @@ mod tests {
 
     #[test]
     fn ended_pair_is_released_as_such() {
-        for (ended, is_closed) in [(Ended::Peer, false), (Ended::Both, false), (Ended::Failed, true)] {
+        for (ended, is_closed) in
+            [(Ended::Peer, false), (Ended::Both, false), (Ended::Failed, true)]
+        {
             let (mut setter, descriptor) = readiness().unwrap();
             setter.end(ended, &descriptor);
             let released = setter.release(&descriptor).unwrap();

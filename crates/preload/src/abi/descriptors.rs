@@ -13,8 +13,8 @@ use super::next::next;
 use super::system::{F_SETOWN_EX, F_SETSIG};
 use super::{answer_int, is_nowhere, last_error, number, replace};
 use crate::critical;
-use crate::runtime::is_in_parents_memory;
 use crate::relay;
+use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
 use crate::table::{self, Closing};
 

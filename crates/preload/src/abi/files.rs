@@ -148,7 +148,8 @@ pub unsafe extern "C" fn splice(
             _ => Err(Errno::INVAL),
         };
         let both = (source, sink);
-        let anew = unless_moved!(both, spliced, splice(from, from_offset, to, to_offset, len, flags));
+        let anew =
+            unless_moved!(both, spliced, splice(from, from_offset, to, to_offset, len, flags));
         return answer_sent(anew, 0);
     }
     let next = next!(splice(c_int, *mut loff_t, c_int, *mut loff_t, size_t, c_uint) -> ssize_t);

@@ -7,8 +7,8 @@ use libc::{mmsghdr, msghdr, ssize_t, timespec};
 use rustix::io::Errno;
 
 use super::next::next;
-use super::relayed::unname;
 use super::receive::{error_queue, followed, mode, receive_bytes, returned};
+use super::relayed::unname;
 use super::vectors::Vectors;
 use super::{address, answer, answer_int, is_nowhere, unless_moved};
 use crate::ancillary::ControlWriter;

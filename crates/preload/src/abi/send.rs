@@ -324,7 +324,8 @@ pub unsafe extern "C" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let Some(socket) = table::find_usable(fd) else {
-        let headers_count = if is_nowhere(headers) { 0 } else { usize::try_from(count).unwrap_or(0) };
+        let headers_count =
+            if is_nowhere(headers) { 0 } else { usize::try_from(count).unwrap_or(0) };
         for index in 0..headers_count.min(VECTORS_MAX) {
             // SAFETY: the caller's promise, for one of `count` headers.
             unsafe { give_passed(&raw const (*headers.wrapping_add(index)).msg_hdr) };

@@ -24,8 +24,8 @@ use rustix::io::{Errno, FdFlags, fcntl_getfd};
 pub(crate) use self::ask::Answer;
 pub(crate) use self::name::{RelayId, RelayName};
 pub(crate) use self::owner::run;
-pub(crate) use self::rights::passed_numbers;
 use self::owner::{Held, Relay};
+pub(crate) use self::rights::passed_numbers;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table::Found;
@@ -226,9 +226,11 @@ fn hand_over(number: RawFd, found: &Found, stream: &Stream) -> bool {
     let Some(answer) = stream.part.ask(number) else { return false };
     let replaced = match &answer {
         Answer::Same => Ok(()),
-        Answer::Other(other) => abi::with_number(number, |old| fcntl_getfd(old)).and_then(|flags| {
-            abi::replace(number, other.as_fd(), flags.contains(FdFlags::CLOEXEC))
-        }),
+        Answer::Other(other) => {
+            abi::with_number(number, |old| fcntl_getfd(old)).and_then(|flags| {
+                abi::replace(number, other.as_fd(), flags.contains(FdFlags::CLOEXEC))
+            })
+        }
     };
     if replaced.is_err() {
         return false;
@@ -253,7 +255,8 @@ pub(crate) fn close_copy(number: RawFd) {
         return;
     }
     let numbers = table::numbers_of(found.shared());
-    let file = |number| abi::with_number(number, |file| fstat(file)).map(|it| (it.st_dev, it.st_ino));
+    let file =
+        |number| abi::with_number(number, |file| fstat(file)).map(|it| (it.st_dev, it.st_ino));
     let polled = stream.part.polled;
     let is_last = numbers.iter().all(|other| *other == number);
     if is_last && polled != number && file(number).is_ok_and(|own| file(polled) == Ok(own)) {

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay::net::{ReleasedPair, TakenStream, TcpStream};
+use forebay_stack::tcp::{State, TcpInfo};
 use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::Released;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
 use super::ask::Question;
 use super::name::{PairIndex, RelayId, RelayName};
@@ -123,6 +124,9 @@ impl Relay {
                 (end, Some(Earlier { end: earlier, programs }))
             }
         };
+        if is_writing_over(tcp) {
+            let _ = shutdown(&end, Shutdown::Read);
+        }
         // This copy is not the program's: it must not hold the connection.
         abi::make_unusable(abi::number(polled));
         Some((end, earlier))
@@ -167,6 +171,14 @@ impl Relay {
     fn is_over(&self) -> bool {
         self.carrier.is_none() && self.earlier.is_none()
     }
+}
+
+/// True if the program has ended its side of a connection.
+fn is_writing_over(tcp: &TcpStream) -> bool {
+    let is_writing = |info: TcpInfo| {
+        matches!(info.state, State::SynReceived | State::Established | State::CloseWait)
+    };
+    !tcp.info().is_some_and(is_writing)
 }
 
 /// Pair in place of one whose sides have ended, with the modes of that.
@@ -277,7 +289,9 @@ impl Owner {
         ];
         for end in ends.into_iter().flatten() {
             if epoll::add(&self.epoll, end, data, edges).is_err() {
-                report!("forebay: a connection that a child uses cannot be watched, and gets no bytes");
+                report!(
+                    "forebay: a connection that a child uses cannot be watched, and gets no bytes"
+                );
             }
         }
         self.relays.insert(id, relay);
@@ -313,8 +327,7 @@ impl Owner {
                 if !stream.is_of_parent() && stream.part.id == id);
             is_it.then_some(found)
         };
-        let found = has_it(question.number)
-            .or_else(|| table::within(0, u32::MAX).find_map(has_it));
+        let found = has_it(question.number).or_else(|| table::within(0, u32::MAX).find_map(has_it));
         let Some(found) = found else { return };
         let Socket::Stream(stream) = &*found else { return };
         if stream.part.is_taken() {

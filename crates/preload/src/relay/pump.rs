@@ -92,7 +92,9 @@ pub(super) fn pump(
         let up = to_peer(connection, end, directions, buffer);
         match (up, down) {
             (Copied::Over(over), _) | (_, Copied::Over(over)) => return over,
-            _ if directions.has_peer_ended && directions.has_program_ended => return Pumped::Closed,
+            _ if directions.has_peer_ended && directions.has_program_ended => {
+                return Pumped::Closed;
+            }
             (Copied::Nothing, Copied::Nothing) => return Pumped::Quiet,
             _ => {}
         }
@@ -326,8 +328,7 @@ mod tests {
     #[test]
     fn exe_5_unread_bytes_reset_relay() {
         let (end, programs) = pair();
-        let fake =
-            Fake { received: RefCell::new([1].into()), room_bytes: 100, ..Fake::default() };
+        let fake = Fake { received: RefCell::new([1].into()), room_bytes: 100, ..Fake::default() };
         let mut directions = Directions::default();
         send(&programs, b"last", SendFlags::DONTWAIT).unwrap();
         assert_eq!(pumped(&fake, &end, &mut directions), Pumped::Quiet);
@@ -340,11 +341,7 @@ mod tests {
     #[test]
     fn exe_5_failed_connection_fails_relay() {
         let (programs_end, programs) = pair();
-        let fake = Fake {
-            received: RefCell::new([1].into()),
-            has_failed: true,
-            ..Fake::default()
-        };
+        let fake = Fake { received: RefCell::new([1].into()), has_failed: true, ..Fake::default() };
         let mut directions = Directions::default();
         // Stays unread, as the connection takes none.
         send(&programs, b"x", SendFlags::DONTWAIT).unwrap();

@@ -13,8 +13,8 @@ use super::fork::is_in_parents_memory;
 use super::{is_running, running};
 use crate::critical::outside;
 use crate::membership::Membership;
-use crate::socket::Socket;
 use crate::relay::{self, Desk};
+use crate::socket::Socket;
 use crate::{abi, control, passing, table};
 
 /// Time that the end of a process waits for peers, at most.

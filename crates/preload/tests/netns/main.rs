@@ -100,6 +100,8 @@ fn main() {
         ("exe_5_programs_use_inherited_connections", relays::programs_echo),
         ("exe_5_passed_connections_are_used", relays::passed_echo),
         ("exe_5_inherited_connections_are_the_kernels", relays::ways_are_the_kernels),
+        ("exe_5_inherited_connection_outlives_parents_exit", relays::owner_exits),
+        ("exe_5_children_see_owners_end", relays::owner_is_killed),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
         ("exe_8_child_sends_by_parents_socket", datagrams::child_sends),

@@ -2,11 +2,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::thread;
 
 use super::forks::CONFIG;
-use super::{Hosts, NEAR};
+use super::{Hosts, NEAR, preloaded};
 
 /// Bytes of each direction, and connections at the same time.
 const BYTES: usize = 3_000_000;
@@ -54,7 +55,8 @@ fn connected() -> TcpStream {
 fn bytes_of(client: usize) -> Vec<u8> {
     let mut state = client as u64 + 1;
     let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as u8
     };
     std::iter::repeat_with(next).take(BYTES).collect()
@@ -147,6 +149,92 @@ ours.recv(1)
 
 pub(crate) fn passed_echo() {
     all_are_echoed(PASSES);
+}
+
+/// Forks a child for each of two connections, which say what they read, and ends.
+const ENDS: &str = "
+def tells(connection):
+    if sys.argv[1] == 'exit':
+        time.sleep(0.5)
+        connection.sendall(b'late')
+        return
+    connection.sendall(b'go')
+    data = connection.recv(100)
+    os.write(said[1], b'end' if data == b'' else data)
+said = os.pipe()
+fork_for(2, tells)
+if sys.argv[1] == 'exit':
+    sys.exit()
+if os.fork() == 0:
+    os.close(said[1])
+    words = b''
+    while word := os.read(said[0], 100):
+        words += word
+    print(words, flush=True)
+    os._exit(0)
+os.read(said[0], 1)
+";
+
+/// First two bytes that a client reads from a connection, after which it tells so, and the connection.
+fn read_first(hosts: &Hosts, reads: &mpsc::Sender<()>) -> (TcpStream, Vec<u8>) {
+    hosts.far.run(|| {
+        let (mut stream, mut bytes) = (connected(), vec![0; 2]);
+        stream.read_exact(&mut bytes).unwrap();
+        reads.send(()).unwrap();
+        (stream, bytes)
+    })
+}
+
+/// What a client reads from a connection until its end.
+fn read_all(hosts: &Hosts, reads: &mpsc::Sender<()>) -> Vec<u8> {
+    let (mut stream, mut all) = read_first(hosts, reads);
+    stream.read_to_end(&mut all).unwrap();
+    all
+}
+
+/// A child's connection outlives the exit of its parent, which waits for it.
+pub(crate) fn owner_exits() {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + ENDS;
+    let run = |config| {
+        thread::scope(|scope| {
+            let (reads, _begun) = mpsc::channel();
+            let clients = [(); 2].map(|()| {
+                let (hosts, reads) = (&hosts, reads.clone());
+                scope.spawn(move || read_all(hosts, &reads))
+            });
+            let mut server = Command::new("python3");
+            let lines = hosts.lines_and_errors(server.args(["-c", &program, "exit"]), config);
+            (lines, clients.map(|client| client.join().unwrap()))
+        })
+    };
+    let ours = run(Some(CONFIG));
+    assert_eq!(ours.1, [b"late", b"late"]);
+    assert_eq!(ours, run(None));
+}
+
+/// Children see the end of their connections if their parent is killed.
+pub(crate) fn owner_is_killed() {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + ENDS;
+    thread::scope(|scope| {
+        let ((reads, begun), mut clients) = (mpsc::channel(), Vec::new());
+        for _ in 0..2 {
+            let (hosts, reads) = (&hosts, reads.clone());
+            clients.push(scope.spawn(move || read_first(hosts, &reads)));
+        }
+        let mut command = Command::new("python3");
+        command.args(["-c", &program, "kill"]).stdout(Stdio::piped());
+        let mut server = hosts.near.run(|| preloaded(&mut command, CONFIG).spawn().unwrap());
+        for _ in 0..2 {
+            begun.recv().unwrap();
+        }
+        server.kill().unwrap();
+        let mut lines = String::new();
+        server.stdout.take().unwrap().read_to_string(&mut lines).unwrap();
+        server.wait().unwrap();
+        assert_eq!(lines, "b'endend'\n");
+    });
 }
 
 /// Serves one connection in each way, in the order in which the [client](CLIENT) opens them.
@@ -349,7 +437,7 @@ def many_and_end(connection):
     connection.shutdown(socket.SHUT_WR)
 
 def few_and_end(connection):
-    connection.sendall(b'f' * 100000)
+    connection.sendall(b'f' * 20000)
     connection.shutdown(socket.SHUT_WR)
 
 def after_end(connection):
@@ -400,6 +488,6 @@ pub(crate) fn ways_are_the_kernels() {
         })
     };
     let (kernels, ours) = (run(None), run(Some(CONFIG)));
-    assert_eq!(kernels.1.len(), 21, "{kernels:?}");
+    assert_eq!(kernels.1.len(), 22, "{kernels:?}");
     assert_eq!(ours, kernels);
 }
