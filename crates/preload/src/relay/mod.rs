@@ -204,6 +204,11 @@ pub(crate) fn may_be_elsewhere() -> bool {
     MAY_BE_ELSEWHERE.load(Ordering::Relaxed)
 }
 
+/// True if standard error is a connection.
+pub(crate) fn is_standard_error() -> bool {
+    RelayName::of_peer(std::io::stderr().as_fd()).is_some()
+}
+
 /// Makes the number of a connection the kernel's, if the connection is another process's, or was taken over. False if it
 /// stays ours.
 pub(crate) fn settle(number: RawFd, found: &Found) -> bool {
@@ -254,11 +259,12 @@ pub(crate) fn close_copy(number: RawFd) {
     if !stream.is_of_parent() || runtime::is_in_parents_memory() {
         return;
     }
-    let numbers = table::numbers_of(found.shared());
+    // The table has one reference for each number.
+    let is_last = Arc::strong_count(found.shared()) <= 2
+        || table::numbers_of(found.shared()).iter().all(|other| *other == number);
     let file =
         |number| abi::with_number(number, |file| fstat(file)).map(|it| (it.st_dev, it.st_ino));
     let polled = stream.part.polled;
-    let is_last = numbers.iter().all(|other| *other == number);
     if is_last && polled != number && file(number).is_ok_and(|own| file(polled) == Ok(own)) {
         abi::with_number(polled, abi::close_forgotten);
     }
@@ -269,7 +275,8 @@ pub(crate) fn note_fork() {
     FORKS_MADE.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Begins anew in a child, of whose parent's desk it keeps the end by which it asks.
+/// Begins anew in a child, which keeps of its parent's desk the end by which it asks. Copies of relays' ends would hide the
+/// end of the owner, or of the program's last copy, from others.
 pub(crate) fn forked(parents: Option<&Desk>) {
     if OWN.swap(0, Ordering::Relaxed) > 0 {
         MAY_BE_ELSEWHERE.store(true, Ordering::Relaxed);
@@ -280,8 +287,11 @@ pub(crate) fn forked(parents: Option<&Desk>) {
         return;
     }
     for number in hidden::within(0, u32::MAX) {
-        let is_end = |file: BorrowedFd<'_>| RelayName::of_end(file).is_some();
-        if abi::with_number(number, is_end) {
+        // The program's end, too, of which the owner has copies for who asks.
+        let is_of_relay = |file: BorrowedFd<'_>| {
+            RelayName::of_end(file).or_else(|| RelayName::of_peer(file)).is_some()
+        };
+        if abi::with_number(number, is_of_relay) {
             abi::with_number(number, abi::close_forgotten);
         }
     }

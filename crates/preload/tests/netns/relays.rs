@@ -5,6 +5,9 @@ use std::net::{Shutdown, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_linger;
 
 use super::forks::CONFIG;
 use super::{Hosts, NEAR, preloaded};
@@ -78,12 +81,12 @@ fn echoed(bytes: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Has many clients send bytes at the same time to a program that returns them.
-fn all_are_echoed(program: &str) {
+fn all_are_echoed(program: &str, config: &str) {
     let hosts = Hosts::new();
     let program = BEGIN.to_owned() + program;
     thread::scope(|scope| {
         let served = scope.spawn(|| {
-            hosts.lines_and_errors(Command::new("python3").args(["-c", &program]), Some(CONFIG))
+            hosts.lines_and_errors(Command::new("python3").args(["-c", &program]), Some(config))
         });
         let client = |client| {
             let hosts = &hosts;
@@ -100,8 +103,9 @@ fn all_are_echoed(program: &str) {
     });
 }
 
-pub(crate) fn children_echo() {
-    all_are_echoed("fork_for(20, echo)");
+pub(crate) fn children_echo(via: &str) {
+    let config = format!("via={via} take=tcp:7 spin=auto dev=exa");
+    all_are_echoed("fork_for(20, echo)", &config);
 }
 
 /// Has children run another program on the connection: as standard input and output, set by the child, by the C library's
@@ -123,7 +127,7 @@ for index in range(10):
 ";
 
 pub(crate) fn programs_echo() {
-    all_are_echoed(PROGRAMS);
+    all_are_echoed(PROGRAMS, CONFIG);
 }
 
 /// Passes connections to a process that was there before, which reads and writes them.
@@ -148,7 +152,7 @@ ours.recv(1)
 ";
 
 pub(crate) fn passed_echo() {
-    all_are_echoed(PASSES);
+    all_are_echoed(PASSES, CONFIG);
 }
 
 /// Forks a child for each of two connections, which say what they read, and ends.
@@ -159,7 +163,10 @@ def tells(connection):
         connection.sendall(b'late')
         return
     connection.sendall(b'go')
-    data = connection.recv(100)
+    try:
+        data = connection.recv(100)
+    except ConnectionResetError: # 'go' was sent, and not taken from the pair
+        data = b''
     os.write(said[1], b'end' if data == b'' else data)
 said = os.pipe()
 fork_for(2, tells)
@@ -234,6 +241,55 @@ pub(crate) fn owner_is_killed() {
         server.stdout.take().unwrap().read_to_string(&mut lines).unwrap();
         server.wait().unwrap();
         assert_eq!(lines, "b'endend'\n");
+    });
+}
+
+/// Serves three connections: one that the peer resets while the child reads, one while it writes, and another one.
+const RESETS: &str = "
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+def reading(connection):
+    connection.sendall(b'go')
+    try:
+        ended = connection.recv(100) == b''
+    except ConnectionResetError:
+        ended = True
+    try:
+        while True:
+            connection.sendall(b'x')
+    except OSError as error:
+        print(ended, errno.errorcode[error.errno], flush=True)
+
+def writing(connection):
+    connection.sendall(b'go')
+    try:
+        while True:
+            connection.sendall(b'x' * 100000)
+    except OSError as error:
+        print(error.errno in (errno.EPIPE, errno.ECONNRESET), flush=True)
+
+fork_for(1, reading)
+fork_for(1, writing)
+fork_for(1, echo)
+";
+
+/// A reset by the peer ends the calls of a child.
+pub(crate) fn resets_are_seen() {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + RESETS;
+    thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let (reads, _begun) = mpsc::channel();
+            for _ in 0..2 {
+                let (stream, _) = read_first(&hosts, &reads);
+                set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+            }
+            hosts.far.run(|| echoed(b"goes on").unwrap())
+        });
+        let server = &mut Command::new("python3");
+        let lines = hosts.lines(server.args(["-c", &program]), Some(CONFIG));
+        assert_eq!(client.join().unwrap(), b"goes on");
+        assert_eq!(lines, ["True EPIPE", "True"]);
     });
 }
 
