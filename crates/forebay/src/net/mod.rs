@@ -98,7 +98,7 @@ pub use identities::Addresses;
 use message::DeviceIndex;
 use neighbours::DeviceNeighbours;
 use shared::{CpuIndex, NetDevice, NetParts, NetState};
-pub use tcp::{ReleasedPair, TakenStream, TcpListener, TcpStream};
+pub use tcp::{TcpListener, TcpStream};
 use transmit::TransmitQueue;
 pub use udp::UdpSocket;
 pub use unbound::SocketOptions;

@@ -327,8 +327,10 @@ pub unsafe extern "C" fn sendmmsg(
         let headers_count =
             if is_nowhere(headers) { 0 } else { usize::try_from(count).unwrap_or(0) };
         for index in 0..headers_count.min(VECTORS_MAX) {
+            // The structure begins with the header of `sendmsg`.
+            let header = headers.wrapping_add(index).cast::<msghdr>();
             // SAFETY: the caller's promise, for one of `count` headers.
-            unsafe { give_passed(&raw const (*headers.wrapping_add(index)).msg_hdr) };
+            unsafe { give_passed(header) };
         }
         let next = next!(sendmmsg(c_int, *mut mmsghdr, c_uint, c_int) -> c_int);
         // SAFETY: the caller's promise.

@@ -73,7 +73,7 @@ struct Inbox {
     closed: Vec<RelayId>,
 }
 
-/// What a connection is to its relay.
+/// Part of a connection in which its relay is interested.
 pub(crate) struct Part {
     desk: Option<Arc<Desk>>,
     id: RelayId,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay::net::{ReleasedPair, TakenStream, TcpStream};
+use forebay::net::TcpStream;
 use forebay_stack::tcp::{State, TcpInfo};
 use forebay_sys::hidden::Hidden;
-use forebay_sys::readiness::Released;
+use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter, Released};
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -55,7 +55,7 @@ pub(super) struct Relay {
 }
 
 struct Carrier {
-    tcp: TakenStream,
+    tcp: TcpStream,
     /// End that the program does not have.
     end: Hidden,
     directions: Directions,
@@ -85,10 +85,10 @@ impl Relay {
         part.is_taken.store(true, Ordering::Release);
         MAY_BE_ELSEWHERE.store(true, Ordering::Relaxed);
         // Segments go out as they come from the program.
-        let _ = tcp.inner().set_nodelay(true);
-        let taken = pair.and_then(|pair| Self::over(tcp.inner(), pair, desk, id));
+        let _ = tcp.set_nodelay(true);
+        let taken = pair.and_then(|pair| Self::over(&tcp, pair, desk, id));
         let Some((end, earlier)) = taken else {
-            tcp.inner().close_for_all();
+            tcp.close_for_all();
             return None;
         };
         let directions = Directions::default();
@@ -98,7 +98,7 @@ impl Relay {
     /// Has a pair carry the bytes of a connection, or another one if sides of that have ended.
     fn over(
         tcp: &TcpStream,
-        (setter, descriptor): ReleasedPair,
+        (setter, descriptor): (ReadinessSetter, Arc<ReadinessDescriptor>),
         desk: &Desk,
         id: RelayId,
     ) -> Option<(Hidden, Option<Earlier>)> {
@@ -158,11 +158,11 @@ impl Relay {
             Pumped::Quiet | Pumped::More => return pumped,
             Pumped::Failed => pump::end(&*end),
             Pumped::Reset => {
-                let _ = tcp.inner().set_linger(Some(Duration::ZERO));
+                let _ = tcp.set_linger(Some(Duration::ZERO));
             }
             Pumped::Closed => pump::end(&*end),
         }
-        tcp.inner().close_for_all();
+        tcp.close_for_all();
         self.carrier = None;
         pumped
     }

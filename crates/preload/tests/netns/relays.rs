@@ -12,9 +12,9 @@ use rustix::net::sockopt::set_socket_linger;
 use super::forks::CONFIG;
 use super::{Hosts, NEAR, preloaded};
 
-/// Bytes of each direction, and connections at the same time.
-const BYTES: usize = 3_000_000;
-const CLIENTS: usize = 20;
+/// Words of four bytes in each direction, and connections at the same time.
+const WORDS: u32 = 750_000;
+const CLIENTS: u32 = 20;
 
 /// Listens. `each` serves a connection in a child, in its parent `after` that.
 const BEGIN: &str = "
@@ -55,14 +55,9 @@ fn connected() -> TcpStream {
 }
 
 /// Bytes that differ with their place, and for each client.
-fn bytes_of(client: usize) -> Vec<u8> {
-    let mut state = client as u64 + 1;
-    let next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u8
-    };
-    std::iter::repeat_with(next).take(BYTES).collect()
+fn bytes_of(client: u32) -> Vec<u8> {
+    let word = |place: u32| (place ^ client << 24).wrapping_mul(2_654_435_761).to_le_bytes();
+    (0..WORDS).flat_map(word).collect()
 }
 
 /// Sends bytes and their end, and returns what comes until the other end.
@@ -192,7 +187,7 @@ fn read_first(hosts: &Hosts, reads: &mpsc::Sender<()>) -> (TcpStream, Vec<u8>) {
     })
 }
 
-/// What a client reads from a connection until its end.
+/// Bytes that a client reads from a connection until its end.
 fn read_all(hosts: &Hosts, reads: &mpsc::Sender<()>) -> Vec<u8> {
     let (mut stream, mut all) = read_first(hosts, reads);
     stream.read_to_end(&mut all).unwrap();

@@ -19,7 +19,7 @@ mod stream; //   the public connection
 pub(super) use listener::ListenOptions;
 pub use listener::TcpListener;
 pub(super) use shards::TcpShards;
-pub use stream::{ReleasedPair, TakenStream, TcpStream};
+pub use stream::TcpStream;
 pub(super) use timers::TcpTicks;
 
 #[cfg(test)]

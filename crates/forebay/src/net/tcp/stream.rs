@@ -32,7 +32,7 @@ use super::wait::{Polled, StreamWatch, Watch};
 /// read and write. Each read and write records the CPU that it runs on, and the connection's packets
 /// are steered there (RFS).
 #[derive(Clone)]
-pub struct TcpStream(Arc<StreamState>);
+pub struct TcpStream(Arc<StreamState>, Caller);
 
 /// Kind of a call that waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,10 +48,11 @@ const IS_MAPPED: u8 = 1;
 const IS_CLOSED: u8 = 2;
 const IS_TAKEN: u8 = 4;
 
-/// Side that makes a call.
+/// Kind of the handle that makes a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
     Handle,
+    /// Handle that goes on once the connection was [taken over](TcpStream::take_over).
     Taker,
 }
 
@@ -154,7 +155,7 @@ impl TcpStream {
         let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
         watch.wait.notify();
-        Self(Arc::new(StreamState {
+        let state = StreamState {
             shared,
             place,
             watch,
@@ -165,7 +166,8 @@ impl TcpStream {
             ends: PackedFlow::of(&flow),
             flags: AtomicU8::new(if is_mapped { IS_MAPPED } else { 0 }),
             is_nonblocking: AtomicBool::default(),
-        }))
+        };
+        Self(Arc::new(state), Caller::Handle)
     }
 
     /// Address of this end.
@@ -186,7 +188,7 @@ impl TcpStream {
     /// As `read`: `WouldBlock`, at once or after the time-out, as configured, and on the thread of a
     /// CPU; `ConnectionReset` and `TimedOut` of the connection; `BrokenPipe` once the run has ended.
     pub fn peek(&self, room: &mut [u8]) -> io::Result<usize> {
-        self.0.reading(|tcp, socket, out| tcp.peek(socket, room, out))
+        self.0.reading(self.1, |tcp, socket, out| tcp.peek(socket, room, out))
     }
 
     /// Reads bytes in the frame that they came in: calls `take` with the first ones, without a copy,
@@ -196,7 +198,7 @@ impl TcpStream {
     /// # Errors
     /// As [`peek`](Self::peek).
     pub fn read_in_place(&self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
-        self.0.reading(|tcp, socket, out| {
+        self.0.reading(self.1, |tcp, socket, out| {
             // Peeking passes an urgent byte that is next, and tells why there is nothing to read.
             if tcp.fill(socket).is_empty() && tcp.peek(socket, &mut [0], out)? == 0 {
                 return Ok(0);
@@ -230,7 +232,7 @@ impl TcpStream {
     /// # Errors
     /// As `write`.
     pub fn write_with(&self, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
-        self.0.write(bytes, flags)
+        self.0.write(self.1, bytes, flags)
     }
 
     /// Closes one direction, or both.
@@ -397,16 +399,20 @@ impl TcpStream {
     }
 
     /// Takes the connection over from its handles: their calls that read and write fail with `ResourceBusy` from then on, and
-    /// those that wait on the descriptor are not notified. `wake` is called, with locks held, when there are news for the taker.
-    /// Returns the pair of the descriptor, if there was one. `None` if it was taken over before.
+    /// those that wait on the descriptor are not notified. Returns the handle whose calls go on, and the pair of the
+    /// descriptor, if there was one. `wake` is called, with locks held, when there are news for that handle. `None` if the
+    /// connection was taken over before.
     #[must_use]
-    pub fn take_over(&self, wake: Waker) -> Option<(TakenStream, Option<ReleasedPair>)> {
+    pub fn take_over(
+        &self,
+        wake: Waker,
+    ) -> Option<(Self, Option<(ReadinessSetter, Arc<ReadinessDescriptor>)>)> {
         let take = || self.0.flags.fetch_or(IS_TAKEN, Ordering::AcqRel) & IS_TAKEN == 0;
         if !self.0.call(|_, _| take()) {
             return None;
         }
         let pair = self.0.watch.wait.take_over(wake);
-        Some((TakenStream(self.clone()), pair))
+        Some((Self(Arc::clone(&self.0), Caller::Taker), pair))
     }
 
     /// Reads on the thread of a CPU, whose turns go on until there is something to read.
@@ -418,7 +424,9 @@ impl TcpStream {
         cpu: &mut CpuThread<H>,
         room: &mut [u8],
     ) -> io::Result<usize> {
-        self.0.on_cpu(cpu, |stream| stream.reading(|tcp, socket, out| tcp.read(socket, room, out)))
+        self.0.on_cpu(cpu, |stream| {
+            stream.reading(self.1, |tcp, socket, out| tcp.read(socket, room, out))
+        })
     }
 
     /// Writes all bytes on the thread of a CPU, whose turns go on until there is room.
@@ -432,64 +440,10 @@ impl TcpStream {
     ) -> io::Result<()> {
         while !bytes.is_empty() {
             let written =
-                self.0.on_cpu(cpu, |stream| stream.write(bytes, WriteFlags::default()))?;
+                self.0.on_cpu(cpu, |stream| stream.write(self.1, bytes, WriteFlags::default()))?;
             bytes = &bytes[written..];
         }
         Ok(())
-    }
-}
-
-/// Pair of a descriptor that is polled.
-pub type ReleasedPair = (ReadinessSetter, Arc<ReadinessDescriptor>);
-
-/// Connection that was [taken over](TcpStream::take_over) from its handles. No call of it waits.
-#[derive(Debug)]
-pub struct TakenStream(TcpStream);
-
-impl TakenStream {
-    /// Copies received bytes, and leaves them there. 0 at the end of the stream.
-    ///
-    /// # Errors
-    /// `WouldBlock` without bytes: the taker is woken when some come. Else as [`TcpStream::peek`].
-    pub fn peek(&self, room: &mut [u8]) -> io::Result<usize> {
-        self.call(CallKind::Read, |tcp, socket, out| tcp.peek(socket, room, out))
-    }
-
-    /// Reads bytes.
-    ///
-    /// # Errors
-    /// As [`peek`](Self::peek).
-    pub fn read(&self, room: &mut [u8]) -> io::Result<usize> {
-        self.call(CallKind::Read, |tcp, socket, out| tcp.read(socket, room, out))
-    }
-
-    /// Writes bytes, as many as there is room for.
-    ///
-    /// # Errors
-    /// `WouldBlock` without room: the taker is woken when there is some. Else as `write`.
-    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let flags = WriteFlags::default();
-        self.call(CallKind::Write, |tcp, socket, out| tcp.write(socket, bytes, flags, out))
-    }
-
-    /// Underlying connection, for its names and options.
-    #[must_use]
-    pub fn inner(&self) -> &TcpStream {
-        &self.0
-    }
-
-    fn call<T>(
-        &self,
-        kind: CallKind,
-        mut attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
-    ) -> io::Result<T> {
-        let state = &self.0.0;
-        state.record_cpu();
-        match state.attempt(kind, Caller::Taker, &mut attempt) {
-            Some(Ok(done)) => Ok(done),
-            Some(Err(TcpError::InProgress)) | None => Err(io::ErrorKind::WouldBlock.into()),
-            Some(Err(error)) => Err(state.shared.tcp_failure(error)),
-        }
     }
 }
 
@@ -500,10 +454,11 @@ impl StreamState {
 
     fn reading<T>(
         &self,
+        caller: Caller,
         attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
     ) -> io::Result<T> {
         self.record_cpu();
-        self.wait_for(CallKind::Read, attempt)
+        self.wait_for(CallKind::Read, caller, attempt)
     }
 
     fn urgent(&self, mode: ReadMode) -> io::Result<u8> {
@@ -512,14 +467,16 @@ impl StreamState {
         byte.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    fn write(&self, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
+    fn write(&self, caller: Caller, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
         self.record_cpu();
-        self.wait_for(CallKind::Write, |tcp, socket, out| tcp.write(socket, bytes, flags, out))
+        self.wait_for(CallKind::Write, caller, |tcp, socket, out| {
+            tcp.write(socket, bytes, flags, out)
+        })
     }
 
     /// Waits until the connection is open.
     fn await_open(&self) -> io::Result<()> {
-        self.wait_for(CallKind::Open, |tcp, socket, _| {
+        self.wait_for(CallKind::Open, Caller::Handle, |tcp, socket, _| {
             if let Some(error) = tcp.take_error(socket)? {
                 return Err(error);
             }
@@ -538,6 +495,7 @@ impl StreamState {
     fn wait_for<T>(
         &self,
         kind: CallKind,
+        caller: Caller,
         mut attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
     ) -> io::Result<T> {
         let wait = &self.watch.wait;
@@ -549,7 +507,7 @@ impl StreamState {
         wait_for(&self.shared, wait, &self.is_nonblocking, timeout, || {
             // First: news that come while the connection is not locked end the sleep.
             let seen = wait.seen();
-            match self.attempt(kind, Caller::Handle, &mut attempt) {
+            match self.attempt(kind, caller, &mut attempt) {
                 Some(Ok(done)) => Ok(Ok(done)),
                 Some(Err(TcpError::WouldBlock | TcpError::InProgress)) => Ok(Err(seen)),
                 Some(Err(error)) => Err(self.shared.tcp_failure(error)),
@@ -622,13 +580,13 @@ impl Drop for StreamState {
 
 impl Read for &TcpStream {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        self.0.reading(|tcp, socket, out| tcp.read(socket, room, out))
+        self.0.reading(self.1, |tcp, socket, out| tcp.read(socket, room, out))
     }
 }
 
 impl Write for &TcpStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes, WriteFlags::default())
+        self.0.write(self.1, bytes, WriteFlags::default())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -179,7 +179,7 @@ struct Others {
     pollers: Option<Pollers>,
     /// CPUs whose threads wait in their own turns.
     inline: Vec<(CpuId, Waker)>,
-    /// Who has taken the connection over from its handles.
+    /// Waker of the handle that has taken the connection over.
     taker: Option<Waker>,
 }
 
