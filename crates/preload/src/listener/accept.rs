@@ -18,7 +18,7 @@ use crate::passing::Adopting;
 use crate::runtime::FINISH_MAX;
 use crate::socket::{CallWait, Socket};
 use crate::stream::Stream;
-use crate::{abi, table};
+use crate::{abi, relay, table};
 
 impl Listener {
     /// Takes a connection. `socket` is the listener as the table has it. Does not return once the process ends, as in the kernel:
@@ -98,7 +98,9 @@ impl Listener {
         let status = if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() };
         fcntl_setfl(readiness, status)?;
         abi::replace(number, readiness, flags & libc::SOCK_CLOEXEC != 0)?;
-        table::insert(number, Arc::new(Socket::Stream(stream)));
+        let socket = Arc::new(Socket::Stream(stream));
+        relay::keep(&socket);
+        table::insert(number, socket);
         Ok(place.into_raw_fd())
     }
 }

@@ -11,9 +11,10 @@ mod owner; //  the thread that copies
 mod pump; //   bytes in both directions
 mod rights; // descriptors in messages
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_sys::hidden::{self, Hidden};
@@ -56,9 +57,11 @@ struct News {
     /// Wakes the thread.
     wakes: Hidden,
     inbox: Mutex<Inbox>,
+    /// Connections that this process has accepted, and neither handed over nor left. For others a question waits no more.
+    kept: Mutex<HashMap<RelayId, Weak<Socket>>>,
     /// Connections that are relayed.
     relays: AtomicUsize,
-    /// Questions that wait for a connection that is just being closed.
+    /// Questions that wait for a connection that is just being closed. Changed with `kept` locked.
     waiting: AtomicUsize,
 }
 
@@ -69,8 +72,6 @@ struct Inbox {
     ready: Vec<RelayId>,
     /// Connections that the owner has closed, and others not.
     held: Vec<Held>,
-    /// Connections that were closed while a question waited.
-    closed: Vec<RelayId>,
 }
 
 /// Part of a connection in which its relay is interested.
@@ -98,6 +99,7 @@ impl Desk {
         let news = News {
             wakes,
             inbox: Mutex::default(),
+            kept: Mutex::default(),
             relays: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
         };
@@ -127,6 +129,18 @@ impl News {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn kept(&self) -> MutexGuard<'_, HashMap<RelayId, Weak<Socket>>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has questions for a connection wait no more: its relay is there, or in the inbox, or there is none.
+    fn decide(&self, id: RelayId) {
+        self.kept().remove(&id);
+        if self.waiting.load(Ordering::Acquire) > 0 {
+            self.wake();
+        }
+    }
 }
 
 impl Part {
@@ -148,6 +162,11 @@ impl Part {
     /// True once the pair carries the bytes, or is about to.
     pub(crate) fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Acquire)
+    }
+
+    /// Claims the right to hand the connection over. True for one thread.
+    fn claim(&self) -> bool {
+        !self.is_taken.swap(true, Ordering::AcqRel)
     }
 
     /// True if other processes may have copies.
@@ -184,18 +203,22 @@ pub(crate) fn let_go(stream: &Stream) {
 pub(crate) fn leave(stream: &Stream) {
     let part = &stream.part;
     let Some(desk) = &part.desk else { return };
-    if part.is_taken() {
-        return;
-    }
     if part.may_have_copies()
+        && part.claim()
         && let Some(relay) = Relay::of(stream, desk)
+        && relay.has_copies()
     {
-        if relay.has_copies() {
-            desk.hold(Held { id: part.id, relay });
-        }
-    } else if desk.news.waiting.load(Ordering::Acquire) > 0 {
-        desk.news.inbox().closed.push(part.id);
-        desk.news.wake();
+        desk.hold(Held { id: part.id, relay });
+    }
+    desk.news.decide(part.id);
+}
+
+/// Has other processes find a connection that this one has just accepted.
+pub(crate) fn keep(socket: &Arc<Socket>) {
+    if let Socket::Stream(stream) = &**socket
+        && let Some(desk) = &stream.part.desk
+    {
+        desk.news.kept().insert(stream.part.id, Arc::downgrade(socket));
     }
 }
 

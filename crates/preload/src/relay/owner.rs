@@ -22,7 +22,7 @@ use super::{Desk, MAY_BE_ELSEWHERE};
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::tcp_options::TIMEOUTS;
-use crate::{abi, table};
+use crate::abi;
 
 /// Keys of the thread's descriptors; those of relays follow.
 const ASKED: u64 = 0;
@@ -34,9 +34,6 @@ const EVENTS_MAX: usize = 64;
 
 /// Questions that wait at the same time for connections that are just being closed.
 const WAITING_MAX: usize = 1024;
-
-/// Relays that have ended of which the thread knows, as children may still ask for them.
-const ENDED_MAX: usize = 4096;
 
 /// Connection that the owner has closed, and others not.
 pub(super) struct Held {
@@ -69,7 +66,7 @@ struct Earlier {
 }
 
 impl Relay {
-    /// Takes a connection of this process over. `None` if that was done before, or failed.
+    /// Takes a connection of this process over, by the thread that has [claimed](super::Part::claim) it. `None` if that failed.
     pub(super) fn of(stream: &Stream, desk: &Desk) -> Option<Self> {
         let part = &stream.part;
         let (news, id) = (Arc::clone(&desk.news), part.id);
@@ -82,7 +79,6 @@ impl Relay {
             }
         };
         let (tcp, pair) = stream.tcp.take_over(Arc::new(wake))?;
-        part.is_taken.store(true, Ordering::Release);
         MAY_BE_ELSEWHERE.store(true, Ordering::Relaxed);
         // Segments go out as they come from the program.
         let _ = tcp.set_nodelay(true);
@@ -204,8 +200,6 @@ struct Owner {
     todo: VecDeque<RelayId>,
     /// Questions for connections that are just being closed.
     waiting: Vec<Question>,
-    /// The last relays that have ended.
-    ended: VecDeque<RelayId>,
     buffer: Vec<u8>,
 }
 
@@ -220,8 +214,8 @@ pub(crate) fn run(desk: Arc<Desk>, asked: Hidden) -> Result<impl FnOnce() + Send
     epoll::add(&epoll, &desk.news.wakes, epoll::EventData::new_u64(WOKEN), level)?;
     Ok(move || {
         let (relays, todo, waiting) = (HashMap::new(), VecDeque::new(), Vec::new());
-        let (ended, buffer) = (VecDeque::new(), vec![0; CHUNK_BYTES]);
-        let mut owner = Owner { desk, asked, epoll, relays, todo, waiting, ended, buffer };
+        let buffer = vec![0; CHUNK_BYTES];
+        let mut owner = Owner { desk, asked, epoll, relays, todo, waiting, buffer };
         loop {
             owner.turn();
         }
@@ -253,7 +247,9 @@ impl Owner {
         for question in std::mem::take(&mut self.waiting) {
             self.answer(question);
         }
+        let kept = self.desk.news.kept();
         self.desk.news.waiting.store(self.waiting.len(), Ordering::Release);
+        drop(kept);
         for _ in 0..self.todo.len() {
             let Some(id) = self.todo.pop_front() else { break };
             self.pump(id);
@@ -266,14 +262,6 @@ impl Owner {
         self.todo.extend(inbox.ready);
         for held in inbox.held {
             self.add(held.id, held.relay);
-        }
-        inbox.closed.into_iter().for_each(|id| self.note_ended(id));
-    }
-
-    fn note_ended(&mut self, id: RelayId) {
-        self.ended.push_back(id);
-        if self.ended.len() > ENDED_MAX {
-            self.ended.pop_front();
         }
     }
 
@@ -298,48 +286,46 @@ impl Owner {
         self.todo.push_back(id);
     }
 
-    /// Answers a question, or has it wait for the thread that closes the connection.
+    /// Answers a question, or has it wait for the thread that closes the connection. Of one that is gone, the end is told by the
+    /// descriptor that the asking process has.
     fn answer(&mut self, question: Question) {
         let id = question.id;
-        if !self.relays.contains_key(&id) {
-            self.take_from_table(&question);
+        if !self.relays.contains_key(&id) && !self.is_decided(id) {
+            return match self.waiting.len() < WAITING_MAX {
+                true => self.waiting.push(question),
+                false => question.refuse(),
+            };
         }
         if !self.relays.contains_key(&id) {
             self.take_news();
         }
-        match self.relays.get(&id) {
-            Some(relay) => question.answer(relay.other()),
-            None if self.ended.contains(&id) => question.answer(None),
-            None if self.waiting.len() < WAITING_MAX => {
-                self.desk.news.waiting.store(self.waiting.len() + 1, Ordering::Release);
-                self.waiting.push(question);
-            }
-            None => question.refuse(),
-        }
+        question.answer(self.relays.get(&id).and_then(Relay::other));
     }
 
-    /// Takes a connection over that the program has open here.
-    fn take_from_table(&mut self, question: &Question) {
-        let id = question.id;
-        let has_it = |number| {
-            let found = table::look(number)?;
-            let is_it = matches!(&*found, Socket::Stream(stream)
-                if !stream.is_of_parent() && stream.part.id == id);
-            is_it.then_some(found)
+    /// Takes a connection over that the program has open here. False if another thread is about to.
+    fn is_decided(&mut self, id: RelayId) -> bool {
+        let desk = Arc::clone(&self.desk);
+        let kept = desk.news.kept();
+        let Some(socket) = kept.get(&id) else { return true };
+        // Dropped after the lock: this may be the last reference, whose end takes the lock.
+        let socket = socket.upgrade();
+        let is_claimed = |socket: &&Socket| match socket {
+            Socket::Stream(stream) => stream.part.claim(),
+            Socket::Listener(_) | Socket::Udp(_) => false,
         };
-        let found = has_it(question.number).or_else(|| table::within(0, u32::MAX).find_map(has_it));
-        let Some(found) = found else { return };
-        let Socket::Stream(stream) = &*found else { return };
-        if stream.part.is_taken() {
-            return;
+        let Some(Socket::Stream(stream)) = socket.as_deref().filter(is_claimed) else {
+            // Before it is unlocked: who decides then wakes this thread.
+            desk.news.waiting.store(self.waiting.len() + 1, Ordering::Release);
+            drop(kept);
+            return false;
+        };
+        drop(kept);
+        if let Some(relay) = Relay::of(stream, &desk) {
+            desk.news.relays.fetch_add(1, Ordering::AcqRel);
+            self.add(id, relay);
         }
-        match Relay::of(stream, &self.desk) {
-            Some(relay) => {
-                self.desk.news.relays.fetch_add(1, Ordering::AcqRel);
-                self.add(id, relay);
-            }
-            None => self.note_ended(id),
-        }
+        desk.news.decide(id);
+        true
     }
 
     fn pump(&mut self, id: RelayId) {
@@ -349,7 +335,6 @@ impl Owner {
         }
         if relay.is_over() {
             self.relays.remove(&id);
-            self.note_ended(id);
             self.desk.news.relays.fetch_sub(1, Ordering::AcqRel);
         }
     }
