@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::next::next;
 use super::system::{F_SETOWN_EX, F_SETSIG};
 use super::{answer_int, is_nowhere, last_error, number, replace};
-use crate::critical;
+use crate::critical::{self, Critical};
 use crate::relay;
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
@@ -61,6 +61,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 /// Closes a descriptor whose socket this thread is to remove. No point of cancellation: the thread does all of it.
 fn close_ours(fd: c_int) -> Result<(), Errno> {
+    let change = relay::change();
     // Calls of other threads that no longer find the socket fail.
     make_unusable(fd);
     let socket = table::remove_closing(fd);
@@ -69,6 +70,7 @@ fn close_ours(fd: c_int) -> Result<(), Errno> {
     let result = unsafe { next(libc::SYS_close, fd) };
     let closed = if result == 0 { Ok(()) } else { Err(last_error()) };
     socket.into_iter().for_each(Socket::let_go);
+    drop(change);
     closed
 }
 
@@ -200,7 +202,7 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
         return answer_int(Err(error));
     }
     settle(fd);
-    before_replaced(fd, to);
+    let _changes = before_replaced(fd, to);
     let next = next!(dup2(c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to) };
@@ -219,7 +221,7 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         return answer_int(Err(error));
     }
     settle(fd);
-    before_replaced(fd, to);
+    let _changes = before_replaced(fd, to);
     let next = next!(dup3(c_int, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to, flags) };
@@ -242,12 +244,15 @@ fn check_duplicate(fd: c_int, to: c_int) -> Result<(), Errno> {
     Err(if is_open { Errno::BUSY } else { Errno::BADF }) // the program would close it
 }
 
-/// Closes the hidden copy of a connection whose number another file is about to have.
-fn before_replaced(fd: c_int, to: c_int) {
-    if fd != to && fd >= 0 && table::may_be_ours(to) {
-        let _critical = critical::enter();
-        relay::close_copy(to);
+/// Closes the hidden copy of a connection whose number another file is about to have. No fork copies that connection before what
+/// it returns is dropped.
+fn before_replaced(fd: c_int, to: c_int) -> Option<(impl Sized, Critical)> {
+    if fd == to || fd < 0 || !table::may_be_ours(to) {
+        return None;
     }
+    let critical = critical::enter();
+    relay::close_copy(to);
+    Some((relay::change(), critical))
 }
 
 /// Enters a duplicate, whose number may have been that of a socket of ours before.

@@ -57,7 +57,8 @@ impl Listener {
             }
         };
         let (mut place, mut numbers) = (None, (-1, None));
-        let (tcp, peer) = loop {
+        let (tcp, peer, _change) = loop {
+            let change = relay::change();
             let accepted = served.tcp.accept_reserving(|| {
                 // First: those of the library come behind it.
                 let number = fcntl_dupfd_cloexec(&self.inherited.kernel, 0)?;
@@ -72,9 +73,10 @@ impl Listener {
             match accepted.map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if self.has_ended() => return Err(Errno::INVAL),
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
+                    drop(change);
                     wait.readable(served.readiness()?)?;
                 }
-                accepted => break accepted?,
+                accepted => break accepted.map(|(tcp, peer)| (tcp, peer, change))?,
             }
         };
         let place = place.unwrap_or_else(|| unreachable!("reserved for each connection"));

@@ -14,7 +14,7 @@ mod rights; // descriptors in messages
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_sys::hidden::{self, Hidden};
@@ -30,7 +30,7 @@ pub(crate) use self::rights::passed_numbers;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table::Found;
-use crate::{abi, runtime, table};
+use crate::{abi, fork_locks, runtime, table};
 
 /// Number of forks that this process has begun or ended.
 static FORKS_MADE: AtomicUsize = AtomicUsize::new(0);
@@ -40,6 +40,10 @@ static OWN: AtomicUsize = AtomicUsize::new(0);
 
 /// True if this process has numbers of connections that it asks for at their first use.
 static MAY_BE_ELSEWHERE: AtomicBool = AtomicBool::new(false);
+
+/// Lock that threads share while they make, hand over or close a connection: a fork between would leave copies of its
+/// descriptors in a child that does not know of them. The thread that forks has it alone.
+static CHANGES: RwLock<()> = RwLock::new(());
 
 /// Owner of connections, as its own threads and those of its children see it.
 pub(crate) struct Desk {
@@ -203,6 +207,7 @@ pub(crate) fn let_go(stream: &Stream) {
 pub(crate) fn leave(stream: &Stream) {
     let part = &stream.part;
     let Some(desk) = &part.desk else { return };
+    let _change = change();
     if part.may_have_copies()
         && part.claim()
         && let Some(relay) = Relay::of(stream, desk)
@@ -291,6 +296,16 @@ pub(crate) fn close_copy(number: RawFd) {
     if is_last && polled != number && file(number).is_ok_and(|own| file(polled) == Ok(own)) {
         abi::with_number(polled, abi::close_forgotten);
     }
+}
+
+/// Permission to make, hand over or close a connection, which no fork copies before it is dropped. A thread may have several.
+pub(crate) fn change() -> RwLockReadGuard<'static, ()> {
+    CHANGES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps the lock of this module until the process has forked.
+pub(crate) fn keep_locks() {
+    fork_locks::lock_alone(&CHANGES).into_iter().for_each(fork_locks::keep);
 }
 
 /// Notes that this process forks, before and after.

@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 use super::ask::Question;
 use super::name::{PairIndex, RelayId, RelayName};
 use super::pump::{self, CHUNK_BYTES, Directions, Pumped, has_hung_up, pump};
-use super::{Desk, MAY_BE_ELSEWHERE};
+use super::{Desk, MAY_BE_ELSEWHERE, change};
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::tcp_options::TIMEOUTS;
@@ -305,6 +305,7 @@ impl Owner {
     /// Takes a connection over that the program has open here. False if another thread is about to.
     fn is_decided(&mut self, id: RelayId) -> bool {
         let desk = Arc::clone(&self.desk);
+        let _change = change();
         let kept = desk.news.kept();
         let Some(socket) = kept.get(&id) else { return true };
         // Dropped after the lock: this may be the last reference, whose end takes the lock.
