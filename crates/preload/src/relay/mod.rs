@@ -335,10 +335,18 @@ pub(crate) fn forked(parents: Option<&Desk>) {
     }
 }
 
+/// Numbers of this process's descriptors, or those up to the last one of ours if the system does not tell.
+fn open_numbers() -> Vec<RawFd> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return (0..table::end_of_numbers()).collect();
+    };
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    entries.filter_map(Result::ok).filter_map(number).collect()
+}
+
 /// Closes the copies that this process, which ends, has of relayed connections.
 pub(crate) fn close_own_copies() {
-    let end = table::end_of_numbers();
-    for number in 0..end {
+    for number in open_numbers() {
         let is_relayed = |file: BorrowedFd<'_>| RelayName::of_peer(file).is_some();
         if !hidden::is_hidden(number) && abi::with_number(number, is_relayed) {
             abi::make_unusable(number);
