@@ -273,6 +273,10 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
     }
     let next = next!(fcntl(c_int, c_int, c_ulong) -> c_int);
     if command == libc::F_GETFD || command == libc::F_SETFD {
+        let mark = c_ulong::try_from(libc::FD_CLOEXEC).unwrap_or(0);
+        if command == libc::F_SETFD && argument & mark == 0 {
+            settle(fd); // another program is to use it
+        }
         // SAFETY: the caller's promise. The flag is the number's own.
         return unsafe { next(fd, command, argument) };
     }
@@ -368,6 +372,9 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
     let next = next!(ioctl(c_int, c_ulong, *mut c_int) -> c_int);
     if request == libc::FIOCLEX || request == libc::FIONCLEX {
+        if request == libc::FIONCLEX && !is_hidden(fd) {
+            settle(fd); // another program is to use it
+        }
         // SAFETY: the caller's promise. The flag is the number's own.
         return unsafe { next(unless_hidden(fd), request, argument) };
     }
