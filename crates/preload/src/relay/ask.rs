@@ -4,6 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
+use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -27,7 +28,7 @@ pub(super) struct Question {
     pub(super) id: RelayId,
     /// Number that the asking process has for it.
     pub(super) number: RawFd,
-    answer: OwnedFd,
+    answer: Hidden,
 }
 
 /// Descriptor by which the connection is used.
@@ -69,7 +70,7 @@ impl Question {
             let question = || {
                 let (id, rest) = bytes.get(..len)?.split_first_chunk()?;
                 let number = RawFd::from_ne_bytes(*rest.first_chunk()?);
-                Some(Self { id: RelayId(u64::from_ne_bytes(*id)), number, answer: passed? })
+                Some(Self { id: RelayId(u64::from_ne_bytes(*id)), number, answer: Hidden::new(passed?).ok()? })
             };
             if let Some(question) = question() {
                 return Some(question);

@@ -86,9 +86,18 @@ pub(crate) struct Part {
     forks_made: usize,
     /// Numbers of the hidden ends of the pair: the polled one, and the setter's.
     polled: RawFd,
-    setter: Option<RawFd>,
+    setter: Option<Setter>,
     is_taken: AtomicBool,
 }
+
+/// The setter's end of a pair: its number, and the file by which a child tells it from another one there.
+struct Setter {
+    number: RawFd,
+    file: FileId,
+}
+
+/// Device and number of a file.
+type FileId = (u64, u64);
 
 impl Desk {
     /// Desk of this process, and the end at which its thread receives questions.
@@ -158,7 +167,7 @@ impl Part {
             id: RelayId(number as u64),
             forks_made: FORKS_MADE.load(Ordering::Relaxed),
             polled,
-            setter,
+            setter: setter.and_then(|number| Some(Setter { number, file: file_at(number)? })),
             is_taken: AtomicBool::new(false),
         }
     }
@@ -189,10 +198,16 @@ impl Part {
         if is_same(abi::with_number(self.polled, RelayName::of_peer)) {
             abi::with_number(self.polled, abi::close_forgotten);
         }
-        if let Some(setter) = self.setter
-            && is_same(abi::with_number(setter, RelayName::of_end))
+        self.close_setters_copy();
+    }
+
+    /// Closes this child's copy of the setter's end, which would hide the owner's end, or the last copy's, from others.
+    fn close_setters_copy(&self) {
+        if let Some(setter) = &self.setter
+            && hidden::is_hidden(setter.number)
+            && file_at(setter.number) == Some(setter.file)
         {
-            abi::with_number(setter, abi::close_forgotten);
+            abi::with_number(setter.number, abi::close_forgotten);
         }
     }
 }
@@ -290,12 +305,19 @@ pub(crate) fn close_copy(number: RawFd) {
     // The table has one reference for each number.
     let is_last = Arc::strong_count(found.shared()) <= 2
         || table::numbers_of(found.shared()).iter().all(|other| *other == number);
-    let file =
-        |number| abi::with_number(number, |file| fstat(file)).map(|it| (it.st_dev, it.st_ino));
     let polled = stream.part.polled;
-    if is_last && polled != number && file(number).is_ok_and(|own| file(polled) == Ok(own)) {
+    if !is_last || polled == number {
+        return;
+    }
+    if file_at(number).is_some_and(|own| file_at(polled) == Some(own)) {
         abi::with_number(polled, abi::close_forgotten);
     }
+    stream.part.close_setters_copy();
+}
+
+/// File at a number.
+fn file_at(number: RawFd) -> Option<FileId> {
+    abi::with_number(number, |file| fstat(file)).ok().map(|it| (it.st_dev, it.st_ino))
 }
 
 /// Permission to make, hand over or close a connection, which no fork copies before it is dropped. A thread may have several.
