@@ -4,6 +4,10 @@ use std::io;
 
 use rustix::io::Errno;
 
+/// Result of a call whose connection was taken over meanwhile: it is made anew, by the kernel's connection. No call of the
+/// program returns it.
+pub(crate) const MOVED: Errno = Errno::RESTART;
+
 /// Number that the kernel would report for an error of a UDP socket or of a listener, which have no stream that
 /// could be broken.
 pub(crate) fn unconnected_errno(error: &io::Error) -> Errno {
@@ -17,6 +21,7 @@ pub(crate) fn unconnected_errno(error: &io::Error) -> Errno {
 pub(crate) fn stream_errno(error: &io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Errno::PIPE,
+        io::ErrorKind::ResourceBusy => MOVED,
         _ => number(error),
     }
 }

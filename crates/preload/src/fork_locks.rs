@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, RwLock, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,9 +20,18 @@ thread_local! {
 
 /// Takes a lock before a fork, unless that takes too long.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    lock_by(|| mutex.try_lock())
+}
+
+/// Takes a lock that others share, before a fork, unless that takes too long.
+pub(crate) fn lock_alone<T>(shared: &RwLock<T>) -> Option<RwLockWriteGuard<'_, T>> {
+    lock_by(|| shared.try_write())
+}
+
+fn lock_by<G>(attempt: impl Fn() -> TryLockResult<G>) -> Option<G> {
     let began = Instant::now();
     loop {
-        match mutex.try_lock() {
+        match attempt() {
             Ok(locked) => return Some(locked),
             Err(TryLockError::Poisoned(locked)) => return Some(locked.into_inner()),
             Err(TryLockError::WouldBlock) if began.elapsed() < WAIT_MAX => thread::sleep(WAIT_LOOK),
@@ -35,7 +44,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 /// Keeps a lock until the process has forked.
-pub(crate) fn keep<T>(locked: MutexGuard<'static, T>) {
+pub(crate) fn keep(locked: impl Any) {
     // Ignored: a thread that forks as it ends has no locks to keep.
     let _ = KEPT.try_with(|kept| kept.borrow_mut().push(Box::new(locked)));
 }

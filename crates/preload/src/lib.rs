@@ -5,12 +5,15 @@
 //! in the `table` goes to the next definition of the function, in general the C library's.
 #![deny(unsafe_code)]
 
-/// Writes a line to standard error, which may be a pipe that nobody reads: there `eprintln!` panics.
+/// Writes a line to standard error, which may be a pipe that nobody reads: there `eprintln!` panics. If it is a connection, as
+/// of inetd's children, the line is not for its peer.
 macro_rules! report {
     ($($text:tt)*) => {{
         use std::io::Write as _;
-        // Ignored: nobody reads it.
-        let _ = writeln!(std::io::stderr(), $($text)*);
+        if !crate::relay::is_standard_error() {
+            // Ignored: nobody reads it.
+            let _ = writeln!(std::io::stderr(), $($text)*);
+        }
     }};
 }
 
@@ -37,6 +40,7 @@ mod engine_lock; // the one process, of those forked, that runs an engine
 mod shares; //      division of new connections and datagrams among processes with engines
 mod mailbox; //     connections that a process passes on to another
 mod passing; //     connections that a closed listener leaves to other processes
+mod relay; //       connections that other processes use, too
 mod membership; //  changes of that division, and filters that let its packets pass
 mod control; //     control socket of the program
 mod errno; //       errors as the kernel's numbers

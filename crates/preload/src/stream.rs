@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -12,9 +12,10 @@ use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
-use crate::errno::stream_errno;
+use crate::errno::{MOVED, stream_errno};
 use crate::option::SocketOption;
 use crate::origin::Origin;
+use crate::relay;
 use crate::runtime::hold_at_end;
 use crate::socket::CallWait;
 use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
@@ -25,7 +26,7 @@ const PEEKED_MAX_BYTES: usize = 16 << 20;
 
 /// Connection, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Stream {
-    tcp: TcpStream,
+    pub(crate) tcp: TcpStream,
     is_ipv6: bool,
     is_nonblocking: AtomicBool,
     /// The kernel's socket that stores the options, made when the program asks for one.
@@ -36,6 +37,8 @@ pub(crate) struct Stream {
     inherited: Arc<Inherited>,
     /// Process that the socket belongs to.
     origin: Origin,
+    /// Use by other processes.
+    pub(crate) part: relay::Part,
 }
 
 /// Form of a call that receives.
@@ -59,7 +62,7 @@ pub(crate) struct SendMode {
 }
 
 impl Stream {
-    /// Takes a connection that was accepted.
+    /// Takes a connection that was accepted, with the numbers of its pair.
     ///
     /// # Errors
     /// `EMFILE` if the process has no descriptors left.
@@ -67,6 +70,7 @@ impl Stream {
         tcp: TcpStream,
         inherited: Arc<Inherited>,
         is_ipv6: bool,
+        numbers: (RawFd, Option<RawFd>),
     ) -> Result<Self, Errno> {
         tcp.set_nonblocking(true);
         let stream = Self {
@@ -77,6 +81,7 @@ impl Stream {
             pending_error: AtomicI32::new(0),
             inherited,
             origin: Origin::here(),
+            part: relay::Part::new(numbers),
         };
         stream.inherited.copy_timeouts_to(stream.readiness()?);
         Ok(stream)
@@ -371,7 +376,7 @@ impl Stream {
             hold_at_end();
             match (result, &mut wait) {
                 (Err(Errno::AGAIN), Some(wait)) if !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    wait.readable(self.readiness()?)?;
+                    self.unless_moved(wait.readable(self.readiness()?))?;
                 }
                 (result, _) => return result,
             }
@@ -429,7 +434,7 @@ impl Stream {
                 {
                     let readiness = self.readiness()?;
                     let timeout = timeout(readiness, libc::SO_SNDTIMEO);
-                    wait.writable(readiness, timeout, *done == 0)?;
+                    self.unless_moved(wait.writable(readiness, timeout, *done == 0))?;
                 }
                 (sent, _) => return sent,
             }
@@ -448,7 +453,7 @@ impl Stream {
 
     /// Keeps an error for the next call, but for those that it would find anyway.
     pub(crate) fn set_pending_error(&self, error: Errno) {
-        if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::PIPE) {
+        if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::PIPE | MOVED) {
             self.pending_error.store(error.raw_os_error(), Ordering::Relaxed);
         }
     }
@@ -481,9 +486,31 @@ impl Stream {
         self.tcp.shutdown(how).map_err(|error| stream_errno(&error))
     }
 
-    /// Closes the connection as the process ends, also while other threads wait for it.
+    /// Closes the connection as the process ends, also while other threads wait for it. It goes on for processes that have
+    /// copies.
     pub(crate) fn end_here(&self) {
-        self.tcp.close_for_all();
+        relay::leave(self);
+        if !self.part.is_taken() {
+            self.tcp.close_for_all();
+        }
+    }
+
+    /// True if the number of the connection outlives this process's use of it.
+    pub(crate) fn may_have_copies(&self) -> bool {
+        self.part.is_taken() || self.part.may_have_copies()
+    }
+
+    /// True if calls are for the kernel: in another process than the owner, and once the connection was taken over.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.is_of_parent() || self.part.is_taken()
+    }
+
+    /// Result of a wait, after which the call is to be made anew if the connection was taken over.
+    fn unless_moved(&self, waited: Result<(), Errno>) -> Result<(), Errno> {
+        match waited {
+            Ok(()) | Err(Errno::BADF) if self.part.is_taken() => Err(MOVED),
+            waited => waited,
+        }
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {
@@ -491,8 +518,17 @@ impl Stream {
     }
 
     /// # Errors
-    /// `EBADF` in a child of the process that has the connection.
+    /// `EBADF` if the owner could not hand the connection over.
     fn check(&self) -> Result<(), Errno> {
-        self.origin.check("a connection was accepted", "serve it in one process")
+        match self.is_elsewhere() {
+            true => Err(self.origin.refuse("a connection was accepted", "serve it in one process")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        relay::let_go(self);
     }
 }

@@ -10,7 +10,7 @@ use arc_swap::ArcSwapOption;
 use crate::critical::{self, Critical};
 use crate::runtime::{forks, hold_at_end, is_in_parents_memory};
 use crate::socket::Socket;
-use crate::udp;
+use crate::{relay, udp};
 
 /// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
 const DESCRIPTORS_MAX: usize = 1 << 20;
@@ -61,13 +61,14 @@ impl Deref for Found {
     }
 }
 
-/// Socket at a descriptor, for a call of the program.
+/// Socket at a descriptor, for a call of the program. None is at that of a connection which is another process's: if its owner
+/// lives, the number is the kernel's from then on.
 pub(crate) fn find(descriptor: RawFd) -> Option<Found> {
     if !may_be_ours(descriptor) {
         return None;
     }
     hold_at_end();
-    look(descriptor)
+    look(descriptor).filter(|found| !relay::settle(descriptor, found))
 }
 
 /// Socket at a descriptor, for the library itself, which goes on as the process ends.
@@ -113,6 +114,26 @@ pub(crate) fn exchange(descriptor: RawFd, before: &Arc<Socket>, socket: &Arc<Soc
     if let Some(index) = index(descriptor) {
         SOCKETS[index].compare_and_swap(before, Some(Arc::clone(socket)));
     }
+}
+
+/// Removes a socket from a descriptor that is the kernel's from now on, unless a thread has removed it meanwhile.
+pub(crate) fn forget(descriptor: RawFd, socket: &Arc<Socket>) {
+    let Some(index) = index(descriptor) else { return };
+    let is_open =
+        STATES[index].compare_exchange(OURS, NOT_OURS, Ordering::AcqRel, Ordering::Acquire);
+    if is_open.is_err() {
+        return;
+    }
+    let before = SOCKETS[index].compare_and_swap(socket, None);
+    if socket.is_of_parent() && before.as_ref().is_some_and(|before| Arc::ptr_eq(before, socket)) {
+        // Its locks may be held by threads that this process has not.
+        std::mem::forget(Arc::clone(socket));
+    }
+}
+
+/// One more than the highest descriptor that was ever ours.
+pub(crate) fn end_of_numbers() -> RawFd {
+    RawFd::try_from(END.load(Ordering::Acquire)).unwrap_or(RawFd::MAX)
 }
 
 /// True if a socket of ours may be at a descriptor.

@@ -8,11 +8,11 @@
 //! read nor write either end; where they do, nothing here waits, and later news are told.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_send_buffer_size};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
     socketpair,
@@ -49,6 +49,17 @@ pub enum Ended {
     /// Both sides: writable, too (`EPOLLHUP`).
     Both,
     /// Both sides, and an error waits (`EPOLLERR`).
+    Failed,
+}
+
+/// Pair whose setter is done with: from then on others may carry bytes over it.
+#[derive(Debug)]
+pub enum Released {
+    /// The setter's end. Nothing is unread at either, and both have buffers of the usual size.
+    Open(Hidden),
+    /// The setter's end, of which sides have ended: it carries nothing to the other one.
+    Ended(Hidden),
+    /// An error was told: the setter's end is closed.
     Failed,
 }
 
@@ -133,6 +144,30 @@ impl ReadinessSetter {
             }
         };
     }
+
+    /// Number of the setter's end; `None` once an error was told.
+    #[must_use]
+    pub fn number(&self) -> Option<RawFd> {
+        self.socket.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Releases the pair. What it was told is taken back, but for ends.
+    ///
+    /// # Errors
+    /// If an end has no room for a buffer of the usual size.
+    pub fn release(self, descriptor: &ReadinessDescriptor) -> io::Result<Released> {
+        let Some(socket) = self.socket else { return Ok(Released::Failed) };
+        if self.ended > Ended::Nothing {
+            return Ok(Released::Ended(socket));
+        }
+        let mut room = [0; 2 * STOPPER.len()];
+        for end in [&descriptor.0, &socket] {
+            while recv(end, &mut room, RecvFlags::DONTWAIT).is_ok_and(|(len, _)| len > 0) {}
+        }
+        // The kernel tells twice of what it is asked for.
+        set_socket_send_buffer_size(&descriptor.0, socket_send_buffer_size(&socket)? / 2)?;
+        Ok(Released::Open(socket))
+    }
 }
 
 /// True if both sides of an end have ended.
@@ -216,6 +251,37 @@ mod tests {
                 setter.end(Ended::Failed, &descriptor);
                 assert_eq!(waits.join().unwrap(), PollFlags::HUP | PollFlags::ERR);
             });
+        }
+    }
+
+    #[test]
+    fn released_pair_carries_bytes() {
+        let (mut setter, descriptor) = readiness().unwrap();
+        setter.readable();
+        setter.not_writable(&descriptor);
+        let number = setter.number();
+        let Released::Open(end) = setter.release(&descriptor).unwrap() else { panic!("ended") };
+        assert_eq!(number, Some(end.as_raw_fd()));
+        assert_eq!(seen(&descriptor), (false, true));
+        let bytes = [7; 100_000];
+        assert_eq!(send(&descriptor, &bytes, SendFlags::DONTWAIT), Ok(bytes.len()));
+        let mut room = vec![0; bytes.len()];
+        assert_eq!(rustix::io::read(&end, &mut room), Ok(bytes.len()));
+        assert!(room == bytes);
+        send(&end, b"answer", SendFlags::DONTWAIT).unwrap();
+        assert_eq!(recv(&descriptor, &mut room[..], RecvFlags::DONTWAIT), Ok((6, 6)));
+    }
+
+    #[test]
+    fn ended_pair_is_released_as_such() {
+        for (ended, is_closed) in
+            [(Ended::Peer, false), (Ended::Both, false), (Ended::Failed, true)]
+        {
+            let (mut setter, descriptor) = readiness().unwrap();
+            setter.end(ended, &descriptor);
+            let released = setter.release(&descriptor).unwrap();
+            assert_eq!(matches!(released, Released::Failed), is_closed);
+            assert_eq!(matches!(released, Released::Ended(_)), !is_closed);
         }
     }
 

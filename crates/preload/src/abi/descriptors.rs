@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use super::next::next;
 use super::system::{F_SETOWN_EX, F_SETSIG};
 use super::{answer_int, is_nowhere, last_error, number, replace};
-use crate::critical;
+use crate::critical::{self, Critical};
+use crate::relay;
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
 use crate::table::{self, Closing};
@@ -49,6 +50,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         return unsafe { next(fd) };
     }
     let _critical = critical::enter();
+    relay::close_copy(fd);
     match table::begin_closing(fd) {
         Closing::Begun => answer_int(Err(Errno::BADF)),
         // SAFETY: the caller's promise.
@@ -59,6 +61,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 /// Closes a descriptor whose socket this thread is to remove. No point of cancellation: the thread does all of it.
 fn close_ours(fd: c_int) -> Result<(), Errno> {
+    let change = relay::change();
     // Calls of other threads that no longer find the socket fail.
     make_unusable(fd);
     let socket = table::remove_closing(fd);
@@ -67,6 +70,7 @@ fn close_ours(fd: c_int) -> Result<(), Errno> {
     let result = unsafe { next(libc::SYS_close, fd) };
     let closed = if result == 0 { Ok(()) } else { Err(last_error()) };
     socket.into_iter().for_each(Socket::let_go);
+    drop(change);
     closed
 }
 
@@ -88,7 +92,7 @@ pub(crate) fn prepare_to_close() {
 
 /// Puts a file at a descriptor which all calls answer by `EBADF`, until it is closed. If there is none, calls find the
 /// descriptor that was polled.
-fn make_unusable(fd: c_int) {
+pub(crate) fn make_unusable(fd: c_int) {
     prepare_to_close();
     if let Some(unusable) = &*UNUSABLE.load() {
         // Ignored: as without one.
@@ -166,6 +170,17 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
     new
 }
 
+/// Has a connection that is to be used by another number be the kernel's, if it is another process's. A child that uses its
+/// parent's memory is to run another program, which then uses it.
+fn settle(fd: c_int) {
+    if table::may_be_ours(fd) {
+        match is_in_parents_memory() {
+            true => relay::give(fd),
+            false => drop(table::find(fd)),
+        }
+    }
+}
+
 /// # Safety
 /// As `dup(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -173,6 +188,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     if is_hidden(fd) {
         return answer_int(Err(Errno::BADF));
     }
+    settle(fd);
     let next = next!(dup(c_int) -> c_int);
     // SAFETY: the caller's promise.
     duplicated(fd, unsafe { next(fd) })
@@ -185,6 +201,8 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
     if let Err(error) = check_duplicate(fd, to) {
         return answer_int(Err(error));
     }
+    settle(fd);
+    let _changes = before_replaced(fd, to);
     let next = next!(dup2(c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to) };
@@ -202,6 +220,8 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     {
         return answer_int(Err(error));
     }
+    settle(fd);
+    let _changes = before_replaced(fd, to);
     let next = next!(dup3(c_int, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to, flags) };
@@ -224,6 +244,17 @@ fn check_duplicate(fd: c_int, to: c_int) -> Result<(), Errno> {
     Err(if is_open { Errno::BUSY } else { Errno::BADF }) // the program would close it
 }
 
+/// Closes the hidden copy of a connection whose number another file is about to have. No fork copies that connection before what
+/// it returns is dropped.
+fn before_replaced(fd: c_int, to: c_int) -> Option<(impl Sized, Critical)> {
+    if fd == to || fd < 0 || !table::may_be_ours(to) {
+        return None;
+    }
+    let critical = critical::enter();
+    relay::close_copy(to);
+    Some((relay::change(), critical))
+}
+
 /// Enters a duplicate, whose number may have been that of a socket of ours before.
 fn replaced(old: c_int, new: c_int) -> c_int {
     let _critical = critical::enter();
@@ -241,6 +272,17 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
         return answer_int(Err(Errno::BADF));
     }
     let next = next!(fcntl(c_int, c_int, c_ulong) -> c_int);
+    if command == libc::F_GETFD || command == libc::F_SETFD {
+        let mark = c_ulong::try_from(libc::FD_CLOEXEC).unwrap_or(0);
+        if command == libc::F_SETFD && argument & mark == 0 {
+            settle(fd); // another program is to use it
+        }
+        // SAFETY: the caller's promise. The flag is the number's own.
+        return unsafe { next(fd, command, argument) };
+    }
+    if command == libc::F_DUPFD || command == libc::F_DUPFD_CLOEXEC {
+        settle(fd);
+    }
     let Some(socket) = table::find(fd) else {
         // SAFETY: the caller's promise.
         return unsafe { next(fd, command, argument) };
@@ -329,6 +371,13 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int) -> c_int {
     let next = next!(ioctl(c_int, c_ulong, *mut c_int) -> c_int);
+    if request == libc::FIOCLEX || request == libc::FIONCLEX {
+        if request == libc::FIONCLEX && !is_hidden(fd) {
+            settle(fd); // another program is to use it
+        }
+        // SAFETY: the caller's promise. The flag is the number's own.
+        return unsafe { next(unless_hidden(fd), request, argument) };
+    }
     let find = if request == libc::FIONREAD { table::find_usable } else { table::find };
     let Some(socket) = find(fd) else {
         // SAFETY: the caller's promise.

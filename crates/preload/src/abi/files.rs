@@ -11,7 +11,7 @@ use rustix::pipe::PipeFlags;
 
 use super::descriptors::unless_hidden;
 use super::next::next;
-use super::{answer, answer_sent, is_nowhere, with_number};
+use super::{answer, answer_sent, is_nowhere, unless_moved, with_number};
 use crate::critical::outside;
 use crate::socket::Socket;
 use crate::stream::{SendMode, Stream, StreamMode};
@@ -34,6 +34,7 @@ pub unsafe extern "C" fn sendfile(
     len: size_t,
 ) -> ssize_t {
     let (to, from) = (unless_hidden(to), unless_hidden(from));
+    let offset_at = offset;
     let Some(socket) = table::find(to) else {
         let next = next!(sendfile(c_int, c_int, *mut off_t, size_t) -> ssize_t);
         // SAFETY: the caller's promise.
@@ -52,7 +53,7 @@ pub unsafe extern "C" fn sendfile(
         Some(offset) => send_from(stream, from, offset, len),
         None => send_from_position(stream, from, len),
     };
-    answer_sent(sent, 0)
+    answer_sent(unless_moved!(socket, sent, sendfile(to, from, offset_at, len)), 0)
 }
 
 /// # Safety
@@ -146,7 +147,10 @@ pub unsafe extern "C" fn splice(
             (None, Some(Socket::Listener(_))) if check_pipe(from).is_ok() => Err(Errno::PIPE),
             _ => Err(Errno::INVAL),
         };
-        return answer_sent(spliced, 0);
+        let both = (source, sink);
+        let anew =
+            unless_moved!(both, spliced, splice(from, from_offset, to, to_offset, len, flags));
+        return answer_sent(anew, 0);
     }
     let next = next!(splice(c_int, *mut loff_t, c_int, *mut loff_t, size_t, c_uint) -> ssize_t);
     // SAFETY: the caller's promise.

@@ -8,8 +8,9 @@ use rustix::io::Errno;
 
 use super::next::next;
 use super::receive::{error_queue, followed, mode, receive_bytes, returned};
+use super::relayed::unname;
 use super::vectors::Vectors;
-use super::{address, answer, answer_int, is_nowhere};
+use super::{address, answer, answer_int, is_nowhere, unless_moved};
 use crate::ancillary::ControlWriter;
 use crate::datagram::Message;
 use crate::socket::Socket;
@@ -124,6 +125,31 @@ fn set_nameless(header: &mut msghdr, flags: c_int) {
     (header.msg_controllen, header.msg_flags) = (0, flags);
 }
 
+type ByHeader = unsafe extern "C" fn(c_int, *mut msghdr, c_int) -> ssize_t;
+
+/// Receives from a socket that is not ours.
+///
+/// # Safety
+/// As `recvmsg(2)`.
+unsafe fn received_by_kernel(
+    next: ByHeader,
+    fd: c_int,
+    header: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    let room = if is_nowhere(header) { 0 } else { unsafe { (*header).msg_namelen } };
+    // SAFETY: the caller's promise.
+    let received = unsafe { next(fd, header, flags) };
+    if received >= 0 && room > 0 {
+        // SAFETY: valid, as the kernel has written it.
+        let header = unsafe { &mut *header };
+        // SAFETY: the caller's promise.
+        unsafe { unname(fd, header.msg_name.cast(), &raw mut header.msg_namelen, room) };
+    }
+    received
+}
+
 /// # Safety
 /// As `recvmsg(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -131,7 +157,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     let Some(socket) = table::find_usable(fd) else {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, header, flags) };
+        return unsafe { received_by_kernel(next, fd, header, flags) };
     };
     if let Some(queue) = error_queue(&socket, flags) {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
@@ -145,7 +171,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     let valid = if is_nowhere(header) { None } else { unsafe { header.as_mut() } };
     let Some(header) = valid else { return answer(Err(Errno::FAULT)) };
     // SAFETY: the caller's promise.
-    answer(unsafe { receive_header(&socket, header, flags) })
+    let received = unsafe { receive_header(&socket, header, flags) };
+    answer(unless_moved!(socket, received, recvmsg(fd, header, flags)))
 }
 
 /// # Safety
@@ -195,7 +222,11 @@ pub unsafe extern "C" fn recvmmsg(
         // SAFETY: the caller's promise.
         socket => unsafe { receive_each(socket, headers, flags, limit.as_mut()) },
     };
-    answer_int(received)
+    answer_int(unless_moved!(
+        socket,
+        received,
+        recvmmsg(fd, headers.as_mut_ptr(), length, flags, timeout)
+    ))
 }
 
 /// Time that a call may take for many messages. As in the kernel, it is looked at after each batch alone.

@@ -20,13 +20,14 @@ mod messages; //    recvmsg, recvmmsg
 mod send; //        send, sendmsg, write
 mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
+mod relayed; //     connections that the kernel's calls use
 mod processes; //   _exit, forks
 mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl
 mod by_number; //   syscall
 
 pub(crate) use address::encode;
-pub(crate) use descriptors::prepare_to_close;
+pub(crate) use descriptors::{make_unusable, prepare_to_close};
 pub(crate) use signals::{restart, unblock, while_ending};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart,
@@ -59,6 +60,20 @@ fn is_kernels<T>(address: *const T) -> bool {
 fn is_beyond<T>(address: *const T, len: usize) -> bool {
     address.addr().checked_add(len).is_none_or(|end| end > HIGHEST_ADDRESS)
 }
+
+/// Result of a call on a connection, which is made anew if that was taken over meanwhile.
+macro_rules! unless_moved {
+    ($socket:ident, $result:expr, $anew:expr) => {{
+        let result = $result;
+        if result == Err(crate::errno::MOVED) {
+            drop($socket);
+            // SAFETY: the promise of this call's caller.
+            return unsafe { $anew };
+        }
+        result
+    }};
+}
+use unless_moved;
 
 /// Result of a call that returns a length or 0 as C has it, with `errno` set.
 fn answer(result: Result<usize, Errno>) -> isize {

@@ -9,7 +9,7 @@ use libc::socklen_t;
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{address, answer_int, groups, is_nowhere, keeping_errno, lacking};
+use super::{address, answer_int, groups, is_nowhere, keeping_errno, lacking, relayed};
 use crate::option::SocketOption;
 use crate::socket::Socket;
 use crate::stream::Stream;
@@ -44,11 +44,11 @@ pub unsafe extern "C" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     let next = next!(setsockopt(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
+    let option = SocketOption { level, name };
     let Some(socket) = table::find_usable(fd) else {
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, level, name, value, len) };
+        return unsafe { relayed::set_option(next, fd, option, value, len) };
     };
-    let option = SocketOption { level, name };
     if let Socket::Stream(stream) = &*socket
         // SAFETY: the caller's promise.
         && let Some(number) = unsafe { int_argument(value, len) }
@@ -125,7 +125,8 @@ pub unsafe extern "C" fn getsockopt(
         }
     }
     let store = match socket.as_deref() {
-        None => Ok(fd),
+        // SAFETY: the caller's promise.
+        None => return unsafe { relayed::option_of(next, fd, option, value, len) },
         Some(Socket::Stream(stream)) if option == PEER_NAME => {
             let peer = stream.last_peer().map(address::encode);
             // SAFETY: the caller's promise.

@@ -1,11 +1,19 @@
 //! Begin, forks and end of the process.
 
 use std::ffi::c_int;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_sys::signals::with_all_blocked;
 
 use super::by_number;
 use super::next::next;
 use crate::critical;
 use crate::runtime::finish;
+
+/// Longest wait at the end of the process for the bytes of streams, and pause between two looks.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
+const FLUSH_LOOK: Duration = Duration::from_millis(1);
 
 /// # Safety
 /// As `_exit(2)`.
@@ -30,12 +38,14 @@ pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
 extern "C" fn before_fork() {
     // Until the thread has forked, here and in the child: it holds locks.
     std::mem::forget(critical::enter());
+    crate::relay::note_fork();
     crate::runtime::before_fork();
 }
 
 /// Counts forks in children.
 extern "C" fn in_child() {
     crate::runtime::forked();
+    crate::relay::forked(crate::runtime::parents_desk());
     crate::listener::forked();
     crate::udp::forked();
     // A lock that the parent could not take may be locked here for good. Then the child does not note its copy of the
@@ -50,6 +60,7 @@ extern "C" fn in_child() {
 /// Runs in the parent after a fork.
 extern "C" fn in_parent() {
     crate::fork_locks::release();
+    crate::relay::note_fork();
     critical::leave();
 }
 
@@ -65,7 +76,22 @@ extern "C" fn loaded() {
 
 /// Runs when the process ends by `exit` or by the end of `main`.
 extern "C" fn ended() {
+    if crate::runtime::desk().is_some_and(|desk| desk.are_some()) {
+        flush_streams();
+    }
     crate::runtime::finish();
+}
+
+/// Writes what the program's streams hold, which the C library does later, when connections have ended. A stream that another
+/// thread has locked, or whose peer reads no more, is given up.
+fn flush_streams() {
+    // SAFETY: null stands for all streams.
+    let flush = || unsafe { libc::fflush(std::ptr::null_mut()) };
+    let Ok(flushes) = with_all_blocked(|| thread::Builder::new().spawn(flush)) else { return };
+    let began = Instant::now();
+    while !flushes.is_finished() && began.elapsed() < FLUSH_MAX {
+        thread::sleep(FLUSH_LOOK);
+    }
 }
 
 // SAFETY: the section is the list of functions that `exit` calls, without arguments.

@@ -8,8 +8,9 @@ use rustix::io::Errno;
 
 use super::descriptors::is_hidden;
 use super::next::next;
+use super::relayed::{room_at, unname};
 use super::vectors::Vectors;
-use super::{address, answer, is_beyond, number};
+use super::{address, answer, is_beyond, number, unless_moved};
 use crate::datagram::ReceiveMode;
 use crate::socket::Socket;
 use crate::stream::{Stream, StreamMode};
@@ -178,7 +179,14 @@ pub unsafe extern "C" fn recvfrom(
             recvfrom(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t
         );
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, buffer, len, flags, from, from_len) };
+        let room = unsafe { room_at(from_len) };
+        // SAFETY: the caller's promise.
+        let received = unsafe { next(fd, buffer, len, flags, from, from_len) };
+        if received >= 0 && !from.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { unname(fd, from, from_len, room) };
+        }
+        return received;
     };
     if let Some(queue) = error_queue(&socket, flags) {
         let next = next!(
@@ -203,9 +211,11 @@ pub unsafe extern "C" fn recvfrom(
         // SAFETY: the caller's promise.
         None => unsafe { address::write_nameless(from_len) },
     };
-    let received = receive(&socket, vectors, flags, name);
     // A connection's peer is not named.
     let is_stream = matches!(&*socket, Socket::Stream(_));
+    let received = receive(&socket, vectors, flags, name);
+    let received =
+        unless_moved!(socket, received, recvfrom(fd, buffer, len, flags, from, from_len));
     answer(received.and_then(|len| if is_stream { name(None).map(|()| len) } else { Ok(len) }))
 }
 
@@ -283,7 +293,8 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ss
     let vector = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::one(&vector) };
-    answer(vectors.and_then(|vectors| receive(&socket, vectors, 0, |_| Ok(()))))
+    let received = vectors.and_then(|vectors| receive(&socket, vectors, 0, |_| Ok(())));
+    answer(unless_moved!(socket, received, read(fd, buffer, len)))
 }
 
 /// # Safety
@@ -313,8 +324,9 @@ pub unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -
         return unsafe { next(fd, vectors, count) };
     };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::counted(vectors, count) };
-    answer(vectors.and_then(|vectors| read_all(&socket, vectors, 0)))
+    let checked = unsafe { Vectors::counted(vectors, count) };
+    let received = checked.and_then(|checked| read_all(&socket, checked, 0));
+    answer(unless_moved!(socket, received, readv(fd, vectors, count)))
 }
 
 /// # Safety
@@ -333,12 +345,13 @@ pub unsafe extern "C" fn preadv2(
         return unsafe { next(fd, vectors, count, offset, flags) };
     };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::counted(vectors, count) };
-    let (vectors, flags) = match vectors.and_then(|vectors| vectors.with_flags(flags)) {
+    let checked = unsafe { Vectors::counted(vectors, count) };
+    let (checked, asked) = match checked.and_then(|vectors| vectors.with_flags(flags)) {
         Ok(checked) => checked,
         Err(error) => return answer(Err(error)),
     };
-    answer(read_all(&socket, vectors, flags))
+    let received = read_all(&socket, checked, asked);
+    answer(unless_moved!(socket, received, preadv2(fd, vectors, count, offset, flags)))
 }
 
 /// # Safety

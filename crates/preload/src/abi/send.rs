@@ -10,10 +10,12 @@ use rustix::io::Errno;
 use super::descriptors::is_hidden;
 use super::messages::check_name_len;
 use super::next::next;
+use super::relayed::give_passed;
 use super::vectors::{VECTORS_MAX, Vectors};
-use super::{address, answer, answer_int, answer_sent, is_beyond, is_nowhere};
+use super::{address, answer, answer_int, answer_sent, is_beyond, is_nowhere, unless_moved};
 use crate::ancillary::SendControl;
 use crate::datagram::{DatagramFamily, DatagramMode, OutgoingDatagram, SocketFamily};
+use crate::errno::MOVED;
 use crate::runtime::running;
 use crate::socket::Socket;
 use crate::stream::SendMode;
@@ -133,7 +135,8 @@ pub unsafe extern "C" fn sendto(
         return answer_sent(Err(error), libc::MSG_NOSIGNAL);
     }
     let signal = signal_flags(&socket, flags);
-    answer_sent(send_all(&socket, vectors, name, flags), signal)
+    let sent = send_all(&socket, vectors, name, flags);
+    answer_sent(unless_moved!(socket, sent, sendto(fd, buffer, len, flags, to, to_len)), signal)
 }
 
 /// # Safety
@@ -181,9 +184,10 @@ pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) 
         return unsafe { next(fd, vectors, count) };
     };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::counted(vectors, count) };
+    let checked = unsafe { Vectors::counted(vectors, count) };
     let signal = signal_flags(&socket, 0);
-    answer_sent(vectors.and_then(|vectors| write_all(&socket, vectors, 0)), signal)
+    let sent = checked.and_then(|checked| write_all(&socket, checked, 0));
+    answer_sent(unless_moved!(socket, sent, writev(fd, vectors, count)), signal)
 }
 
 /// # Safety
@@ -202,13 +206,15 @@ pub unsafe extern "C" fn pwritev2(
         return unsafe { next(fd, vectors, count, offset, flags) };
     };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::counted(vectors, count) };
-    let (vectors, flags) = match vectors.and_then(|vectors| vectors.with_flags(flags)) {
+    let checked = unsafe { Vectors::counted(vectors, count) };
+    let (checked, asked) = match checked.and_then(|vectors| vectors.with_flags(flags)) {
         Ok(checked) => checked,
         Err(error) => return answer_sent(Err(error), libc::MSG_NOSIGNAL),
     };
-    let signal = signal_flags(&socket, flags);
-    answer_sent(write_all(&socket, vectors, flags), signal)
+    let signal = signal_flags(&socket, asked);
+    let sent = write_all(&socket, checked, asked);
+    let sent = unless_moved!(socket, sent, pwritev2(fd, vectors, count, offset, flags));
+    answer_sent(sent, signal)
 }
 
 /// # Safety
@@ -245,7 +251,7 @@ unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<
 }
 
 /// Control messages of a header, and their length, if there are some.
-fn control_of(header: &msghdr) -> Result<Option<(*const u8, usize)>, Errno> {
+pub(super) fn control_of(header: &msghdr) -> Result<Option<(*const u8, usize)>, Errno> {
     let control = header.msg_control.cast_const().cast();
     match header.msg_controllen {
         0 => Ok(None),
@@ -291,6 +297,8 @@ unsafe fn is_in_part(socket: &Socket, header: &msghdr, sent_bytes: usize) -> boo
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t {
     let Some(socket) = table::find_usable(fd) else {
+        // SAFETY: the caller's promise.
+        unsafe { give_passed(header) };
         let next = next!(sendmsg(c_int, *const msghdr, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, header, flags) };
@@ -300,8 +308,10 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int)
     let Some(header) = valid else {
         return answer_sent(Err(Errno::FAULT), flags);
     };
+    let signal = signal_flags(&socket, flags);
     // SAFETY: the caller's promise.
-    answer_sent(unsafe { send_header(&socket, header, flags) }, signal_flags(&socket, flags))
+    let sent = unsafe { send_header(&socket, header, flags) };
+    answer_sent(unless_moved!(socket, sent, sendmsg(fd, header, flags)), signal)
 }
 
 /// # Safety
@@ -314,10 +324,19 @@ pub unsafe extern "C" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     let Some(socket) = table::find_usable(fd) else {
+        let headers_count =
+            if is_nowhere(headers) { 0 } else { usize::try_from(count).unwrap_or(0) };
+        for index in 0..headers_count.min(VECTORS_MAX) {
+            // The structure begins with the header of `sendmsg`.
+            let header = headers.wrapping_add(index).cast::<msghdr>();
+            // SAFETY: the caller's promise, for one of `count` headers.
+            unsafe { give_passed(header) };
+        }
         let next = next!(sendmmsg(c_int, *mut mmsghdr, c_uint, c_int) -> c_int);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, headers, count, flags) };
     };
+    let length = count;
     let count = usize::try_from(count).unwrap_or(0).min(VECTORS_MAX);
     if count == 0 {
         return 0;
@@ -328,7 +347,7 @@ pub unsafe extern "C" fn sendmmsg(
     // SAFETY: the caller's promise.
     let headers = unsafe { std::slice::from_raw_parts_mut(headers, count) };
     let mut sent = 0;
-    for header in headers {
+    for header in &mut *headers {
         // SAFETY: the caller's promise.
         match unsafe { send_header(&socket, &header.msg_hdr, flags) } {
             Ok(len) => {
@@ -339,8 +358,16 @@ pub unsafe extern "C" fn sendmmsg(
                 }
             }
             Err(error) => {
+                if error == MOVED && sent > 0 {
+                    return sent;
+                }
+                let failed = unless_moved!(
+                    socket,
+                    Err::<usize, _>(error),
+                    sendmmsg(fd, headers.as_mut_ptr(), length, flags)
+                );
                 // Raises the signal also if some have been sent.
-                let told = answer_sent(Err(error), signal_flags(&socket, flags));
+                let told = answer_sent(failed, signal_flags(&socket, flags));
                 return if sent > 0 { sent } else { c_int::try_from(told).unwrap_or(-1) };
             }
         }

@@ -8,6 +8,7 @@ use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
 use super::next::next;
+use super::relayed::{End, rename, room_at};
 use super::{address, answer_int, last_error, number};
 use crate::critical;
 use crate::listener::Listener;
@@ -116,7 +117,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut soc
     let Some(socket) = table::find(fd) else {
         let next: ByAddress = next!(getsockname(c_int, *mut sockaddr, *mut socklen_t) -> c_int);
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, to, len) };
+        return unsafe { kernels_name(next, fd, End::Local, to, len) };
     };
     // SAFETY: the caller's promise.
     answer_int(unsafe { address::write_counted(socket.local(), to, len) }.map(|()| 0))
@@ -129,11 +130,33 @@ pub unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut soc
     let Some(socket) = table::find(fd) else {
         let next: ByAddress = next!(getpeername(c_int, *mut sockaddr, *mut socklen_t) -> c_int);
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, to, len) };
+        return unsafe { kernels_name(next, fd, End::Peer, to, len) };
     };
     // SAFETY: the caller's promise.
     let named = socket.peer().and_then(|peer| unsafe { address::write_counted(peer, to, len) });
     answer_int(named.map(|()| 0))
+}
+
+/// Name of a socket that is not ours, by the kernel's call. Of a connection that a pair carries it is the connection's.
+///
+/// # Safety
+/// As `getsockname(2)`.
+unsafe fn kernels_name(
+    next: ByAddress,
+    fd: c_int,
+    end: End,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let room = unsafe { room_at(len) };
+    // SAFETY: the caller's promise.
+    let result = unsafe { next(fd, to, len) };
+    if result < 0 {
+        return result;
+    }
+    // SAFETY: the caller's promise.
+    answer_int(unsafe { rename(fd, end, to, len, room) }.map(|()| 0))
 }
 
 /// # Safety

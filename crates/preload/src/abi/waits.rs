@@ -13,7 +13,7 @@ use super::next::next;
 use super::{answer_int, is_nowhere};
 use crate::runtime::receive_and_wait;
 use crate::socket::Socket;
-use crate::{listener, table, udp};
+use crate::{listener, relay, table, udp};
 
 /// Time-out of a call that looks and does not wait.
 const NO_TIME: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
@@ -41,7 +41,7 @@ fn receive_and_sleep(
 
 /// True if a call may wait for a socket that this process does not serve yet.
 fn are_some_unserved() -> bool {
-    listener::are_some_unserved() || udp::are_some_unused()
+    listener::are_some_unserved() || udp::are_some_unused() || relay::may_be_elsewhere()
 }
 
 /// Serves the listener or the UDP socket at a descriptor. What fails was told, and is answered by `accept`, or when the
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    if are_some_unserved() && operation == libc::EPOLL_CTL_ADD {
+    if operation == libc::EPOLL_CTL_ADD && are_some_unserved() {
         serve(fd);
     }
     let next = next!(epoll_ctl(c_int, c_int, c_int, *mut epoll_event) -> c_int);
@@ -278,7 +278,8 @@ unsafe fn check_selected(count: c_int, sets: [*const fd_set; 3]) -> Result<(), E
     // SAFETY: the caller's promise, for numbers below `count` of descriptors that are open.
     let is_in = |set: *const fd_set, fd| unsafe { has_selected(set, fd) };
     if are_some_unserved() {
-        table::within(0, last).filter(|fd| is_in(sets[0], *fd)).for_each(serve);
+        let is_waited_for = |fd: &c_int| is_in(sets[0], *fd) || is_in(sets[1], *fd);
+        table::within(0, last).filter(is_waited_for).for_each(serve);
     }
     let is_in_some = |fd: c_int| sets.iter().any(|set| is_in(*set, fd)) && is_hidden(fd);
     if hidden::within(0, last).any(is_in_some) { Err(Errno::BADF) } else { Ok(()) }

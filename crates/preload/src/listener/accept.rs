@@ -18,7 +18,7 @@ use crate::passing::Adopting;
 use crate::runtime::FINISH_MAX;
 use crate::socket::{CallWait, Socket};
 use crate::stream::Stream;
-use crate::{abi, table};
+use crate::{abi, relay, table};
 
 impl Listener {
     /// Takes a connection. `socket` is the listener as the table has it. Does not return once the process ends, as in the kernel:
@@ -56,8 +56,9 @@ impl Listener {
                 served => break served?,
             }
         };
-        let mut place = None;
-        let (tcp, peer) = loop {
+        let (mut place, mut numbers) = (None, (-1, None));
+        let (tcp, peer, _change) = loop {
+            let change = relay::change();
             let accepted = served.tcp.accept_reserving(|| {
                 // First: those of the library come behind it.
                 let number = fcntl_dupfd_cloexec(&self.inherited.kernel, 0)?;
@@ -65,31 +66,43 @@ impl Listener {
                     return Err(Errno::MFILE.into());
                 }
                 place = Some(number);
-                readiness()
+                let (setter, descriptor) = readiness()?;
+                numbers = (abi::number(descriptor.as_fd()), setter.number());
+                Ok((setter, descriptor))
             });
             match accepted.map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if self.has_ended() => return Err(Errno::INVAL),
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
+                    drop(change);
                     wait.readable(served.readiness()?)?;
                 }
-                accepted => break accepted?,
+                accepted => break accepted.map(|(tcp, peer)| (tcp, peer, change))?,
             }
         };
         let place = place.unwrap_or_else(|| unreachable!("reserved for each connection"));
-        Ok((self.enter(tcp, place, flags)?, peer))
+        Ok((self.enter(tcp, place, flags, numbers)?, peer))
     }
 
     /// Gives a connection its number, the lowest that was free, as the kernel does.
-    fn enter(&self, tcp: TcpStream, place: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
+    fn enter(
+        &self,
+        tcp: TcpStream,
+        place: OwnedFd,
+        flags: i32,
+        numbers: (RawFd, Option<RawFd>),
+    ) -> Result<RawFd, Errno> {
         let number = abi::number(place.as_fd());
-        let stream = Stream::accepted(tcp, Arc::clone(&self.inherited), self.local.is_ipv6())?;
+        let (inherited, is_ipv6) = (Arc::clone(&self.inherited), self.local.is_ipv6());
+        let stream = Stream::accepted(tcp, inherited, is_ipv6, numbers)?;
         let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
         stream.set_nonblocking(is_nonblocking);
         let readiness = stream.readiness()?;
         let status = if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() };
         fcntl_setfl(readiness, status)?;
         abi::replace(number, readiness, flags & libc::SOCK_CLOEXEC != 0)?;
-        table::insert(number, Arc::new(Socket::Stream(stream)));
+        let socket = Arc::new(Socket::Stream(stream));
+        relay::keep(&socket);
+        table::insert(number, socket);
         Ok(place.into_raw_fd())
     }
 }

@@ -13,6 +13,7 @@ use super::fork::is_in_parents_memory;
 use super::{is_running, running};
 use crate::critical::outside;
 use crate::membership::Membership;
+use crate::relay::{self, Desk};
 use crate::socket::Socket;
 use crate::{abi, control, passing, table};
 
@@ -82,6 +83,7 @@ pub(super) fn await_end(
     has_finished: &AtomicBool,
     net: &Net,
     membership: Option<&Membership>,
+    desk: Option<&Desk>,
 ) {
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
@@ -89,17 +91,26 @@ pub(super) fn await_end(
     while passing::is_some_adopting() {
         thread::sleep(FINISH_LOOK);
     }
-    for socket in table::within(0, u32::MAX).filter_map(table::end) {
+    for number in table::within(0, u32::MAX) {
+        let Some(socket) = table::end(number) else { continue };
         // Threads that wait may keep a socket, which is then not dropped.
         match &*socket {
             _ if socket.is_of_parent() => {}
             Socket::Listener(listener) => listener.end_here(),
-            Socket::Stream(stream) => stream.end_here(),
+            Socket::Stream(stream) => {
+                if stream.may_have_copies() {
+                    abi::make_unusable(number);
+                }
+                stream.end_here();
+            }
             Socket::Udp(_) => {} // sends at once, and the membership ends with the process
         }
         socket.let_go();
     }
-    while passing::are_some_leaving() {
+    if desk.is_some_and(Desk::are_some) {
+        relay::close_own_copies();
+    }
+    while passing::are_some_leaving() || desk.is_some_and(Desk::are_some) {
         thread::sleep(FINISH_LOOK);
     }
     membership.into_iter().for_each(Membership::end);

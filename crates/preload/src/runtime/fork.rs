@@ -14,7 +14,7 @@ use super::{
     told,
 };
 use crate::engine_lock::EngineLock;
-use crate::{fork_locks, listener, udp};
+use crate::{fork_locks, listener, relay, udp};
 
 /// Lowest number of descriptors that the program does not know.
 const HIDDEN_FROM: i32 = 512;
@@ -65,6 +65,8 @@ pub(crate) fn before_fork() {
     if is_in_parents_memory() {
         return;
     }
+    // First: who has the lock of relays may wait for others.
+    relay::keep_locks();
     listener::keep_locks();
     udp::keep_locks();
     if let Some(mut prepared) = fork_locks::lock(&PREPARED) {

@@ -32,6 +32,7 @@ use crate::critical;
 use crate::critical::Handled;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
+use crate::relay::Desk;
 use crate::start_error::StartError;
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
@@ -66,6 +67,8 @@ pub(crate) struct Runtime {
     has_finished: Arc<AtomicBool>,
     /// Part in the new connections, if other processes may receive, too.
     pub(crate) membership: Option<Arc<Membership>>,
+    /// Owner of the connections, if there can be some that other processes use, too.
+    desk: Option<Arc<Desk>>,
 }
 
 /// Engine that can be run, once, by one of the processes that have a copy.
@@ -146,6 +149,16 @@ pub(crate) fn may_be_beside() -> bool {
 /// Engine of this process, if it runs one.
 fn own() -> Option<&'static Runtime> {
     RUNNING.get(forks())?.get()?.as_ref().ok()
+}
+
+/// Owner of this process's connections.
+pub(crate) fn desk() -> Option<Arc<Desk>> {
+    own()?.desk.clone()
+}
+
+/// Owner of the parent's connections.
+pub(crate) fn parents_desk() -> Option<&'static Desk> {
+    RUNNING.get(forks().checked_sub(1)?)?.get()?.as_ref().ok()?.desk.as_deref()
 }
 
 /// True if this process runs an engine.

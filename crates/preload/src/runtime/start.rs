@@ -23,6 +23,7 @@ use super::{Prepared, Runtime, told};
 use crate::control;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
+use crate::relay::{self, Desk};
 use crate::start_error::StartError;
 
 /// Longest wait for the filters as the engine starts: shorter than a fork waits for the locks that are held meanwhile.
@@ -185,12 +186,22 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     }
     let membership = is_divided.then(|| Arc::new(Membership::new(Arc::clone(&engine_lock), rings)));
     let member = membership.clone();
-    let finish = move || await_end(&wakes, &says, &of, member.as_deref());
+    let desk = if config.take.takes_protocol(FilterProtocol::Tcp) { Some(relays()?) } else { None };
+    let relayed = desk.clone();
+    let finish = move || await_end(&wakes, &says, &of, member.as_deref(), relayed.as_deref());
     told(spawn("forebay-finish", finish))?;
     if let Some(member) = membership.clone() {
         told(spawn("forebay-members", move || member.follow()))?;
     }
-    Ok(Runtime { net, interfaces, engine_lock, finisher, has_finished, membership })
+    Ok(Runtime { net, interfaces, engine_lock, finisher, has_finished, membership, desk })
+}
+
+/// Runs the thread of connections that other processes use, too.
+fn relays() -> Result<Arc<Desk>, Errno> {
+    let (desk, asked) = Desk::new()?;
+    let desk = Arc::new(desk);
+    told(spawn("forebay-relay", relay::run(Arc::clone(&desk), asked)?))?;
+    Ok(desk)
 }
 
 pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {

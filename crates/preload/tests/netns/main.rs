@@ -8,6 +8,7 @@ mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
+mod relays; // connections that children use
 mod privileges; // a process that gives up its privileges
 mod workers; // several processes with one listener
 mod processes; // what processes keep, and what they learn of the ends of others
@@ -95,6 +96,14 @@ fn main() {
         ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
         ("exe_5_childs_bind_depends_on_backend", forks::udp_is_of_one),
+        ("exe_5_children_use_inherited_connections", || relays::children_echo("af_packet")),
+        ("exe_5_children_use_connections_over_af_xdp", || relays::children_echo("af_xdp")),
+        ("exe_5_children_see_resets", relays::resets_are_seen),
+        ("exe_5_programs_use_inherited_connections", relays::programs_echo),
+        ("exe_5_passed_connections_are_used", relays::passed_echo),
+        ("exe_5_inherited_connections_are_the_kernels", relays::ways_are_the_kernels),
+        ("exe_5_inherited_connection_outlives_parents_exit", relays::owner_exits),
+        ("exe_5_children_see_owners_end", relays::owner_is_killed),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
         ("exe_8_child_sends_by_parents_socket", datagrams::child_sends),

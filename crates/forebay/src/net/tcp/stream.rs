@@ -10,11 +10,12 @@ use std::{fmt, iter};
 
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
+use forebay_rx::arrive::Waker;
 use forebay_stack::socket::shown;
 use forebay_stack::tcp::{
     Flow, PackedFlow, ReadMode, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags,
 };
-use forebay_sys::readiness::readiness;
+use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter, readiness};
 
 use super::super::Net;
 use super::super::options::Timeout;
@@ -31,7 +32,7 @@ use super::wait::{Polled, StreamWatch, Watch};
 /// read and write. Each read and write records the CPU that it runs on, and the connection's packets
 /// are steered there (RFS).
 #[derive(Clone)]
-pub struct TcpStream(Arc<StreamState>);
+pub struct TcpStream(Arc<StreamState>, Caller);
 
 /// Kind of a call that waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,9 +42,19 @@ enum CallKind {
     Write,
 }
 
-/// Flag of a connection whose application sees IPv4 addresses as IPv6 ones, and of one that is closed.
+/// Flag of a connection whose application sees IPv4 addresses as IPv6 ones, of one that is closed, and of one that was
+/// [taken over](TcpStream::take_over).
 const IS_MAPPED: u8 = 1;
 const IS_CLOSED: u8 = 2;
+const IS_TAKEN: u8 = 4;
+
+/// Kind of the handle that makes a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Handle,
+    /// Handle that goes on once the connection was [taken over](TcpStream::take_over).
+    Taker,
+}
 
 /// A connection, shared by its handles.
 struct StreamState {
@@ -56,7 +67,7 @@ struct StreamState {
     /// Keeps the port from the kernel, if the kernel has the device, too.
     reserved: Option<Reserved>,
     ends: PackedFlow,
-    /// [`IS_MAPPED`] and [`IS_CLOSED`].
+    /// [`IS_MAPPED`], [`IS_CLOSED`] and [`IS_TAKEN`].
     flags: AtomicU8,
     is_nonblocking: AtomicBool,
 }
@@ -144,7 +155,7 @@ impl TcpStream {
         let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
         watch.wait.notify();
-        Self(Arc::new(StreamState {
+        let state = StreamState {
             shared,
             place,
             watch,
@@ -155,7 +166,8 @@ impl TcpStream {
             ends: PackedFlow::of(&flow),
             flags: AtomicU8::new(if is_mapped { IS_MAPPED } else { 0 }),
             is_nonblocking: AtomicBool::default(),
-        }))
+        };
+        Self(Arc::new(state), Caller::Handle)
     }
 
     /// Address of this end.
@@ -176,7 +188,7 @@ impl TcpStream {
     /// As `read`: `WouldBlock`, at once or after the time-out, as configured, and on the thread of a
     /// CPU; `ConnectionReset` and `TimedOut` of the connection; `BrokenPipe` once the run has ended.
     pub fn peek(&self, room: &mut [u8]) -> io::Result<usize> {
-        self.0.reading(|tcp, socket, out| tcp.peek(socket, room, out))
+        self.0.reading(self.1, |tcp, socket, out| tcp.peek(socket, room, out))
     }
 
     /// Reads bytes in the frame that they came in: calls `take` with the first ones, without a copy,
@@ -186,7 +198,7 @@ impl TcpStream {
     /// # Errors
     /// As [`peek`](Self::peek).
     pub fn read_in_place(&self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
-        self.0.reading(|tcp, socket, out| {
+        self.0.reading(self.1, |tcp, socket, out| {
             // Peeking passes an urgent byte that is next, and tells why there is nothing to read.
             if tcp.fill(socket).is_empty() && tcp.peek(socket, &mut [0], out)? == 0 {
                 return Ok(0);
@@ -220,7 +232,7 @@ impl TcpStream {
     /// # Errors
     /// As `write`.
     pub fn write_with(&self, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
-        self.0.write(bytes, flags)
+        self.0.write(self.1, bytes, flags)
     }
 
     /// Closes one direction, or both.
@@ -387,6 +399,23 @@ impl TcpStream {
         self.0.polled.descriptor(&self.0.watch.wait)
     }
 
+    /// Takes the connection over from its handles: their calls that read and write fail with `ResourceBusy` from then on, and
+    /// those that wait on the descriptor are not notified. Returns the handle whose calls go on, and the pair of the
+    /// descriptor, if there was one. `wake` is called, with locks held, when there are news for that handle. `None` if the
+    /// connection was taken over before.
+    #[must_use]
+    pub fn take_over(
+        &self,
+        wake: Waker,
+    ) -> Option<(Self, Option<(ReadinessSetter, Arc<ReadinessDescriptor>)>)> {
+        let take = || self.0.flags.fetch_or(IS_TAKEN, Ordering::AcqRel) & IS_TAKEN == 0;
+        if !self.0.call(|_, _| take()) {
+            return None;
+        }
+        let pair = self.0.watch.wait.take_over(wake);
+        Some((Self(Arc::clone(&self.0), Caller::Taker), pair))
+    }
+
     /// Reads on the thread of a CPU, whose turns go on until there is something to read.
     ///
     /// # Errors
@@ -396,7 +425,9 @@ impl TcpStream {
         cpu: &mut CpuThread<H>,
         room: &mut [u8],
     ) -> io::Result<usize> {
-        self.0.on_cpu(cpu, |stream| stream.reading(|tcp, socket, out| tcp.read(socket, room, out)))
+        self.0.on_cpu(cpu, |stream| {
+            stream.reading(self.1, |tcp, socket, out| tcp.read(socket, room, out))
+        })
     }
 
     /// Writes all bytes on the thread of a CPU, whose turns go on until there is room.
@@ -410,7 +441,7 @@ impl TcpStream {
     ) -> io::Result<()> {
         while !bytes.is_empty() {
             let written =
-                self.0.on_cpu(cpu, |stream| stream.write(bytes, WriteFlags::default()))?;
+                self.0.on_cpu(cpu, |stream| stream.write(self.1, bytes, WriteFlags::default()))?;
             bytes = &bytes[written..];
         }
         Ok(())
@@ -424,10 +455,11 @@ impl StreamState {
 
     fn reading<T>(
         &self,
+        caller: Caller,
         attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
     ) -> io::Result<T> {
         self.record_cpu();
-        self.wait_for(CallKind::Read, attempt)
+        self.wait_for(CallKind::Read, caller, attempt)
     }
 
     fn urgent(&self, mode: ReadMode) -> io::Result<u8> {
@@ -436,14 +468,16 @@ impl StreamState {
         byte.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    fn write(&self, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
+    fn write(&self, caller: Caller, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
         self.record_cpu();
-        self.wait_for(CallKind::Write, |tcp, socket, out| tcp.write(socket, bytes, flags, out))
+        self.wait_for(CallKind::Write, caller, |tcp, socket, out| {
+            tcp.write(socket, bytes, flags, out)
+        })
     }
 
     /// Waits until the connection is open.
     fn await_open(&self) -> io::Result<()> {
-        self.wait_for(CallKind::Open, |tcp, socket, _| {
+        self.wait_for(CallKind::Open, Caller::Handle, |tcp, socket, _| {
             if let Some(error) = tcp.take_error(socket)? {
                 return Err(error);
             }
@@ -462,6 +496,7 @@ impl StreamState {
     fn wait_for<T>(
         &self,
         kind: CallKind,
+        caller: Caller,
         mut attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
     ) -> io::Result<T> {
         let wait = &self.watch.wait;
@@ -473,21 +508,35 @@ impl StreamState {
         wait_for(&self.shared, wait, &self.is_nonblocking, timeout, || {
             // First: news that come while the connection is not locked end the sleep.
             let seen = wait.seen();
-            let (result, has_room) = self.call(|tcp, out| {
-                let result = attempt(tcp, self.place.socket, out);
-                let readiness = tcp.readiness(self.place.socket);
-                (result, readiness.is_ok_and(|readiness| readiness.writable))
-            });
-            match result {
-                Ok(done) => Ok(Ok(done)),
-                Err(TcpError::WouldBlock) if has_room && kind == CallKind::Write => {
-                    self.shared.await_memory(&self.watch);
-                    Ok(Err(seen))
-                }
-                Err(TcpError::WouldBlock | TcpError::InProgress) => Ok(Err(seen)),
-                Err(error) => Err(self.shared.tcp_failure(error)),
+            match self.attempt(kind, caller, &mut attempt) {
+                Some(Ok(done)) => Ok(Ok(done)),
+                Some(Err(TcpError::WouldBlock | TcpError::InProgress)) => Ok(Err(seen)),
+                Some(Err(error)) => Err(self.shared.tcp_failure(error)),
+                None => Err(io::ErrorKind::ResourceBusy.into()),
             }
         })
+    }
+
+    /// Makes a call once. `None` if it is a handle's, and the connection was taken over.
+    fn attempt<T>(
+        &self,
+        kind: CallKind,
+        caller: Caller,
+        attempt: &mut impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
+    ) -> Option<Result<T, TcpError>> {
+        let (result, has_room) = self.call(|tcp, out| {
+            // With the connection locked: who has taken it over has seen all calls of handles.
+            if caller == Caller::Handle && self.flags.load(Ordering::Relaxed) & IS_TAKEN != 0 {
+                return None;
+            }
+            let result = attempt(tcp, self.place.socket, out);
+            let readiness = tcp.readiness(self.place.socket);
+            Some((result, readiness.is_ok_and(|readiness| readiness.writable)))
+        })?;
+        if has_room && kind == CallKind::Write && matches!(result, Err(TcpError::WouldBlock)) {
+            self.shared.await_memory(&self.watch);
+        }
+        Some(result)
     }
 
     /// Repeats a call on the thread of a CPU, which turns until there are news.
@@ -532,13 +581,13 @@ impl Drop for StreamState {
 
 impl Read for &TcpStream {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        self.0.reading(|tcp, socket, out| tcp.read(socket, room, out))
+        self.0.reading(self.1, |tcp, socket, out| tcp.read(socket, room, out))
     }
 }
 
 impl Write for &TcpStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes, WriteFlags::default())
+        self.0.write(self.1, bytes, WriteFlags::default())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -179,6 +179,8 @@ struct Others {
     pollers: Option<Pollers>,
     /// CPUs whose threads wait in their own turns.
     inline: Vec<(CpuId, Waker)>,
+    /// Waker of the handle that has taken the connection over.
+    taker: Option<Waker>,
 }
 
 /// Pollers of the socket's descriptor.
@@ -286,6 +288,7 @@ impl Wait {
             && let Some(others) = &state.others
         {
             others.inline.iter().for_each(|(_, wake)| wake());
+            others.taker.iter().for_each(|wake| wake());
         }
         if state.sleepers == 0 {
             return;
@@ -341,6 +344,17 @@ impl Wait {
         if inline.iter().all(|(of, _)| *of != cpu) {
             inline.push((cpu, wake()));
         }
+    }
+
+    /// Takes the pair from its pollers, who are not notified from then on. `wake` is called when they would be.
+    pub(super) fn take_over(
+        &self,
+        wake: Waker,
+    ) -> Option<(ReadinessSetter, Arc<ReadinessDescriptor>)> {
+        let mut state = self.state();
+        let others = state.others.get_or_insert_default();
+        others.taker = Some(wake);
+        others.pollers.take().map(|Pollers { descriptor, setter, .. }| (setter, descriptor))
     }
 
     /// Descriptor that is polled, created on first use.

@@ -1,0 +1,544 @@
+//! Connections that other processes use than the one that has accepted them.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::sockopt::set_socket_linger;
+
+use super::forks::CONFIG;
+use super::{Hosts, NEAR, preloaded};
+
+/// Words of four bytes in each direction, and connections at the same time.
+const WORDS: u32 = 750_000;
+const CLIENTS: u32 = 20;
+
+/// Listens. `each` serves a connection in a child, in its parent `after` that.
+const BEGIN: &str = "
+import array, errno, os, select, signal, socket, struct, subprocess, sys, time
+signal.alarm(120)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+listener = socket.create_server(('10.9.0.1', 7), backlog=100)
+
+def fork_for(count, each, closes_first=True):
+    for _ in range(count):
+        connection, peer = listener.accept()
+        begin = os.pipe()
+        if os.fork() == 0:
+            os.close(begin[1])
+            os.read(begin[0], 1)
+            listener.close()
+            each(connection)
+            os._exit(0)
+        if closes_first:
+            connection.close()
+        os.close(begin[1])
+        os.close(begin[0])
+        if not closes_first:
+            connection.close()
+
+def echo(connection):
+    while data := connection.recv(65536):
+        connection.sendall(data)
+";
+
+fn connected() -> TcpStream {
+    loop {
+        match TcpStream::connect(NEAR) {
+            Ok(stream) => return stream,
+            Err(_) => thread::yield_now(),
+        }
+    }
+}
+
+/// Bytes that differ with their place, and for each client.
+fn bytes_of(client: u32) -> Vec<u8> {
+    let word = |place: u32| (place ^ client << 24).wrapping_mul(2_654_435_761).to_le_bytes();
+    (0..WORDS).flat_map(word).collect()
+}
+
+/// Sends bytes and their end, and returns what comes until the other end.
+fn echoed(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let stream = connected();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Ignored: the reader finds what is missing.
+            let _ = (&stream).write_all(bytes);
+            let _ = stream.shutdown(Shutdown::Write);
+        });
+        let mut back = Vec::new();
+        (&stream).read_to_end(&mut back)?;
+        Ok(back)
+    })
+}
+
+/// Has many clients send bytes at the same time to a program that returns them.
+fn all_are_echoed(program: &str, config: &str) {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + program;
+    thread::scope(|scope| {
+        let served = scope.spawn(|| {
+            hosts.lines_and_errors(Command::new("python3").args(["-c", &program]), Some(config))
+        });
+        let client = |client| {
+            let hosts = &hosts;
+            scope.spawn(move || {
+                let bytes = bytes_of(client);
+                hosts.far.run(|| echoed(&bytes).unwrap() == bytes)
+            })
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+        for (number, client) in clients.into_iter().enumerate() {
+            assert!(client.join().unwrap(), "client {number}");
+        }
+        assert_eq!(served.join().unwrap(), (vec![], String::new()));
+    });
+}
+
+pub(crate) fn children_echo(via: &str) {
+    let config = format!("via={via} take=tcp:7 spin=auto dev=exa");
+    all_are_echoed("fork_for(20, echo)", &config);
+}
+
+/// Has children run another program on the connection: as standard input and output, set by the child, by the C library's
+/// `posix_spawn`, and by a child in its parent's memory.
+const PROGRAMS: &str = "
+def cat(connection):
+    os.dup2(connection.fileno(), 0)
+    os.dup2(connection.fileno(), 1)
+    os.execvp('cat', ['cat'])
+fork_for(10, cat)
+for index in range(10):
+    connection, peer = listener.accept()
+    ends = [(os.POSIX_SPAWN_DUP2, connection.fileno(), end) for end in (0, 1)]
+    if index % 2:
+        os.posix_spawn('/bin/cat', ['cat'], os.environ, file_actions=ends)
+    else:
+        subprocess.Popen(['cat'], stdin=connection, stdout=connection)
+    connection.close()
+";
+
+pub(crate) fn programs_echo() {
+    all_are_echoed(PROGRAMS, CONFIG);
+}
+
+/// Passes connections to a process that was there before, which reads and writes them.
+const PASSES: &str = "
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close()
+    listener.close()
+    for _ in range(20):
+        _, passed, _, _ = socket.recv_fds(theirs, 1, 1)
+        if os.fork() == 0:
+            echo(socket.socket(fileno=passed[0]))
+            os._exit(0)
+        os.close(passed[0])
+    os._exit(0)
+theirs.close()
+for _ in range(20):
+    connection, peer = listener.accept()
+    socket.send_fds(ours, [b'x'], [connection.fileno()])
+    connection.close()
+ours.recv(1)
+";
+
+pub(crate) fn passed_echo() {
+    all_are_echoed(PASSES, CONFIG);
+}
+
+/// Forks a child for each of two connections, which say what they read, and ends.
+const ENDS: &str = "
+def tells(connection):
+    if sys.argv[1] == 'exit':
+        time.sleep(0.5)
+        connection.sendall(b'late')
+        return
+    connection.sendall(b'go')
+    try:
+        data = connection.recv(100)
+    except ConnectionResetError: # 'go' was sent, and not taken from the pair
+        data = b''
+    os.write(said[1], b'end' if data == b'' else data)
+said = os.pipe()
+fork_for(2, tells)
+if sys.argv[1] == 'exit':
+    sys.exit()
+if os.fork() == 0:
+    os.close(said[1])
+    words = b''
+    while word := os.read(said[0], 100):
+        words += word
+    print(words, flush=True)
+    os._exit(0)
+os.read(said[0], 1)
+";
+
+/// First two bytes that a client reads from a connection, after which it tells so, and the connection.
+fn read_first(hosts: &Hosts, reads: &mpsc::Sender<()>) -> (TcpStream, Vec<u8>) {
+    hosts.far.run(|| {
+        let (mut stream, mut bytes) = (connected(), vec![0; 2]);
+        stream.read_exact(&mut bytes).unwrap();
+        reads.send(()).unwrap();
+        (stream, bytes)
+    })
+}
+
+/// Bytes that a client reads from a connection until its end.
+fn read_all(hosts: &Hosts, reads: &mpsc::Sender<()>) -> Vec<u8> {
+    let (mut stream, mut all) = read_first(hosts, reads);
+    stream.read_to_end(&mut all).unwrap();
+    all
+}
+
+/// A child's connection outlives the exit of its parent, which waits for it.
+pub(crate) fn owner_exits() {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + ENDS;
+    let run = |config| {
+        thread::scope(|scope| {
+            let (reads, _begun) = mpsc::channel();
+            let clients = [(); 2].map(|()| {
+                let (hosts, reads) = (&hosts, reads.clone());
+                scope.spawn(move || read_all(hosts, &reads))
+            });
+            let mut server = Command::new("python3");
+            let lines = hosts.lines_and_errors(server.args(["-c", &program, "exit"]), config);
+            (lines, clients.map(|client| client.join().unwrap()))
+        })
+    };
+    let ours = run(Some(CONFIG));
+    assert_eq!(ours.1, [b"late", b"late"]);
+    assert_eq!(ours, run(None));
+}
+
+/// Children see the end of their connections if their parent is killed.
+pub(crate) fn owner_is_killed() {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + ENDS;
+    thread::scope(|scope| {
+        let ((reads, begun), mut clients) = (mpsc::channel(), Vec::new());
+        for _ in 0..2 {
+            let (hosts, reads) = (&hosts, reads.clone());
+            clients.push(scope.spawn(move || read_first(hosts, &reads)));
+        }
+        let mut command = Command::new("python3");
+        command.args(["-c", &program, "kill"]).stdout(Stdio::piped());
+        let mut server = hosts.near.run(|| preloaded(&mut command, CONFIG).spawn().unwrap());
+        for _ in 0..2 {
+            begun.recv().unwrap();
+        }
+        server.kill().unwrap();
+        let mut lines = String::new();
+        server.stdout.take().unwrap().read_to_string(&mut lines).unwrap();
+        server.wait().unwrap();
+        assert_eq!(lines, "b'endend'\n");
+    });
+}
+
+/// Serves three connections: one that the peer resets while the child reads, one while it writes, and another one.
+const RESETS: &str = "
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+def reading(connection):
+    connection.sendall(b'go')
+    try:
+        ended = connection.recv(100) == b''
+    except ConnectionResetError:
+        ended = True
+    try:
+        while True:
+            connection.sendall(b'x')
+    except OSError as error:
+        print(ended, errno.errorcode[error.errno], flush=True)
+
+def writing(connection):
+    connection.sendall(b'go')
+    try:
+        while True:
+            connection.sendall(b'x' * 100000)
+    except OSError as error:
+        print(error.errno in (errno.EPIPE, errno.ECONNRESET), flush=True)
+
+fork_for(1, reading)
+fork_for(1, writing)
+fork_for(1, echo)
+";
+
+/// A reset by the peer ends the calls of a child.
+pub(crate) fn resets_are_seen() {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + RESETS;
+    thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let (reads, _begun) = mpsc::channel();
+            for _ in 0..2 {
+                let (stream, _) = read_first(&hosts, &reads);
+                set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+            }
+            hosts.far.run(|| echoed(b"goes on").unwrap())
+        });
+        let server = &mut Command::new("python3");
+        let lines = hosts.lines(server.args(["-c", &program]), Some(CONFIG));
+        assert_eq!(client.join().unwrap(), b"goes on");
+        assert_eq!(lines, ["True EPIPE", "True"]);
+    });
+}
+
+/// Serves one connection in each way, in the order in which the [client](CLIENT) opens them.
+const WAYS: &str = "
+import threading
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+def said(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+def all_of(connection):
+    data = b''
+    while part := connection.recv(65536):
+        data += part
+    return data
+
+def say(*words):
+    print(*words, flush=True)
+
+def in_child(act, connection, waits=True):
+    child = os.fork()
+    if child == 0:
+        try:
+            act(connection)
+        except BaseException as error:
+            say(repr(error))
+        os._exit(0)
+    if waits:
+        connection.close()
+        os.waitpid(child, 0)
+    return child
+
+def exits(connection):
+    say(connection.recv(100))
+
+def answers_after_end(connection):
+    say(len(all_of(connection)))
+    connection.sendall(b'a' * 1000000)
+
+def ends_first(connection):
+    connection.shutdown(socket.SHUT_WR)
+    say(len(all_of(connection)))
+
+def ended_before(connection):
+    waits = select.poll()
+    waits.register(connection, select.POLLRDHUP)
+    waits.poll()
+    in_child(answers_after_end, connection)
+
+def names(connection):
+    say(connection.getpeername()[0], connection.getsockname(), connection.getpeername() == connection_peer)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    say(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    say(connection.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_INET)
+    say(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL))
+    say(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[0])
+    say(said(connection.setsockopt, socket.IPPROTO_TCP, 12345, 1))
+    say(connection.recvfrom(100))
+
+def names_of_another_program(connection):
+    os.dup2(connection.fileno(), 0)
+    asks = 'import socket; it = socket.socket(fileno=0); print(it.family.name, it.getsockname(), it.getpeername()[0])'
+    os.execvp(sys.executable, [sys.executable, '-c', asks])
+
+def waited_for(wait):
+    def act(connection):
+        say(wait(connection), connection.recv(100))
+        connection.sendall(b'answer')
+    return act
+
+def polls(connection):
+    waits = select.poll()
+    waits.register(connection, select.POLLIN)
+    return waits.poll()[0][1]
+
+def epolls(connection):
+    waits = select.epoll()
+    waits.register(connection, select.EPOLLIN)
+    return waits.poll()[0][1]
+
+def selects(connection):
+    return [len(ready) for ready in select.select([connection], [], [])]
+
+def epolled_before(connection):
+    waits = select.epoll()
+    waits.register(connection, select.EPOLLIN)
+    def act(connection):
+        connection.sendall(b'go')
+        say(len(waits.poll()), connection.recv(100))
+    in_child(act, connection)
+
+def nonblocking(connection):
+    connection.setblocking(False)
+    def act(connection):
+        say(connection.getblocking(), said(connection.recv, 100))
+        connection.setblocking(True)
+        connection.sendall(b'go')
+        say(connection.recv(100))
+    in_child(act, connection)
+
+def used_by_both(connection):
+    say(connection.recv(5))
+    child = in_child(lambda connection: connection.sendall(connection.recv(5)), connection, False)
+    os.waitpid(child, 0)
+    say(connection.recv(5))
+    connection.sendall(b'both')
+    connection.close()
+
+def parent_waits(connection):
+    seen = []
+    reads = threading.Thread(target=lambda: seen.append(connection.recv(100)))
+    reads.start()
+    child = in_child(lambda connection: connection.sendall(b'go'), connection, False)
+    reads.join()
+    os.waitpid(child, 0)
+    say(seen)
+    connection.close()
+
+def leaves_unread(connection):
+    polls(connection)
+    connection.sendall(b'go')
+
+def closed_by_both(connection):
+    def act(connection):
+        connection.close()
+        time.sleep(0.2)
+    connection.recv(1)
+    child = in_child(act, connection, False)
+    connection.close()
+    os.waitpid(child, 0)
+
+def closed_late_by_child(connection):
+    def act(connection):
+        time.sleep(0.2)
+        connection.sendall(b'late')
+    in_child(act, connection)
+
+def grandchild(connection):
+    def act(connection):
+        in_child(lambda connection: connection.sendall(connection.recv(100)), connection)
+    in_child(act, connection)
+
+def stream_of_c(connection):
+    import ctypes
+    c = ctypes.CDLL(None)
+    c.fdopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(c.fdopen(connection.fileno(), b'r+'))
+    room = ctypes.create_string_buffer(100)
+    c.fgets(room, 100, stream)
+    say(room.value)
+    c.fputs(b'answer\\n', stream)
+    c.fflush(stream)
+
+def shut_in_parent(connection):
+    begin = os.pipe()
+    def act(connection):
+        os.read(begin[0], 1)
+        say(connection.recv(100), said(connection.send, b'x'))
+    child = in_child(act, connection, False)
+    connection.shutdown(socket.SHUT_RDWR)
+    os.write(begin[1], b'x')
+    os.waitpid(child, 0)
+    connection.close()
+
+forks = lambda act: lambda connection: in_child(act, connection)
+ways = [forks(exits), forks(answers_after_end), forks(ends_first), ended_before, forks(names),
+    forks(names_of_another_program), forks(waited_for(polls)), forks(waited_for(epolls)),
+    forks(waited_for(selects)), epolled_before, nonblocking, used_by_both, parent_waits, forks(leaves_unread),
+    closed_by_both, closed_late_by_child, grandchild, forks(stream_of_c), stream_of_c, shut_in_parent]
+for way in ways:
+    connection, connection_peer = listener.accept()
+    way(connection)
+    connection.close()
+";
+
+/// Opens a connection for each of the [ways](WAYS), and prints what comes.
+const CLIENT: &str = "
+import errno, socket, time
+
+def ends(connection):
+    data = b''
+    try:
+        while part := connection.recv(65536):
+            data += part
+        end = 'end'
+    except OSError as error:
+        end = errno.errorcode[error.errno]
+    print(len(data), data[:10], end, flush=True)
+
+def says(connection, what=b'hello'):
+    connection.sendall(what)
+
+def many_and_end(connection):
+    connection.sendall(b'm' * 1000000)
+    connection.shutdown(socket.SHUT_WR)
+
+def few_and_end(connection):
+    connection.sendall(b'f' * 20000)
+    connection.shutdown(socket.SHUT_WR)
+
+def after_end(connection):
+    ends(connection)
+    many_and_end(connection)
+
+def after_go(connection):
+    connection.recv(2)
+    says(connection)
+
+def thrice(connection):
+    for word in (b'first', b'secon'):
+        says(connection, word)
+    print(connection.recv(5), flush=True)
+    says(connection, b'third')
+
+nothing = lambda connection: None
+line = lambda connection: says(connection, b'line\\n')
+for way in [says, many_and_end, after_end, few_and_end, says, nothing, says, says, says, after_go, after_go, thrice, after_go,
+        says, says, nothing, says, line, line, nothing]:
+    while True:
+        try:
+            connection = socket.create_connection(('10.9.0.1', 7), 60)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    way(connection)
+    ends(connection)
+    connection.close()
+";
+
+/// All ways to use an inherited connection answer as those of the kernel.
+pub(crate) fn ways_are_the_kernels() {
+    let program = BEGIN.to_owned() + WAYS;
+    let run = |config: Option<&str>| {
+        let hosts = Hosts::new();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                let mut client = Command::new("timeout");
+                client.args(["100", "python3", "-c", CLIENT]);
+                let output = hosts.far.run(|| client.output().unwrap());
+                String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+            });
+            let (lines, errors) =
+                hosts.lines_and_errors(Command::new("python3").args(["-c", &program]), config);
+            let client: Vec<String> = client.join().unwrap();
+            (lines, client, errors)
+        })
+    };
+    let (kernels, ours) = (run(None), run(Some(CONFIG)));
+    assert_eq!(kernels.1.len(), 22, "{kernels:?}");
+    assert_eq!(ours, kernels);
+}
