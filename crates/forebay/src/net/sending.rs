@@ -2,7 +2,7 @@
 //! that this process cannot send itself.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, mem};
 
 use forebay_stack::network::Identity;
@@ -200,6 +200,7 @@ impl Endpoint {
     /// Header fields according to the socket's options.
     fn marks(&self, gso_size: u16, to: IpAddr) -> SentMarks {
         let options = &self.options;
+        let is_on = |option: &AtomicBool| option.load(Ordering::Relaxed);
         let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
         let ttl = match ttl.load(Ordering::Relaxed) {
             // A hop limit of 0, which IPv6 allows, is not meant for IPv4 (`IP_TTL`).
@@ -210,7 +211,11 @@ impl Endpoint {
             ttl,
             tos: options.tos.load(Ordering::Relaxed),
             gso_size,
-            may_fragment: options.may_fragment.load(Ordering::Relaxed),
+            may_fragment: is_on(match to {
+                IpAddr::V4(_) => &options.may_fragment_v4,
+                IpAddr::V6(_) => &options.may_fragment_v6,
+            }),
+            may_routers_fragment: to.is_ipv4() && is_on(&options.may_routers_fragment),
         }
     }
 
