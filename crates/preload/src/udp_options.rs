@@ -24,8 +24,13 @@ pub(crate) const RECVERR: [SocketOption; 2] =
     [SocketOption::of_ipv4(libc::IP_RECVERR), SocketOption::of_ipv6(libc::IPV6_RECVERR)];
 
 /// Options that the kernel's socket at the same port has, too.
-pub(crate) const OF_RESERVED: [SocketOption; 3] =
-    [RECVERR[0], RECVERR[1], SocketOption::of_socket(libc::SO_BROADCAST)];
+pub(crate) const OF_RESERVED: [SocketOption; 5] = [
+    RECVERR[0],
+    RECVERR[1],
+    SocketOption::of_socket(libc::SO_BROADCAST),
+    SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
+    SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
+];
 
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
 const SUPPORTED: [SocketOption; 51] = [
@@ -154,11 +159,10 @@ impl Settings {
         let value = |option| abi::option_value(kernel, option).unwrap_or_default();
         let is_on = |option| value(option) != 0;
         let v6 = |number| is_ipv6 && is_on(SocketOption::of_ipv6(number));
-        let [ttl, class, discover] = if is_ipv6 {
-            [libc::IPV6_UNICAST_HOPS, libc::IPV6_TCLASS, libc::IPV6_MTU_DISCOVER]
-                .map(SocketOption::of_ipv6)
+        let [ttl, class] = if is_ipv6 {
+            [libc::IPV6_UNICAST_HOPS, libc::IPV6_TCLASS].map(SocketOption::of_ipv6)
         } else {
-            [libc::IP_TTL, libc::IP_TOS, libc::IP_MTU_DISCOVER].map(SocketOption::of_ipv4)
+            [libc::IP_TTL, libc::IP_TOS].map(SocketOption::of_ipv4)
         };
         if let Ok(ttl) = u8::try_from(value(ttl)) {
             let _ = udp.set_ttl(ttl); // 0 only of IPv6, where it is valid
@@ -171,9 +175,11 @@ impl Settings {
             let _ = udp.set_multicast_ttl(ttl); // the kernel's socket has taken it
         }
         udp.set_traffic_class(u8::try_from(value(class)).unwrap_or_default());
-        // Of both families the same numbers.
-        let discover = value(discover);
-        udp.set_fragment(discover != libc::IP_PMTUDISC_DO && discover != libc::IP_PMTUDISC_PROBE);
+        let discover = value(SocketOption::of_ipv4(libc::IP_MTU_DISCOVER));
+        udp.set_fragment_v4(host_fragments(discover));
+        udp.set_fragment_by_routers(routers_fragment(discover));
+        let discover = value(SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER));
+        udp.set_fragment_v6(host_fragments(discover) && !v6(libc::IPV6_DONTFRAG));
         udp.set_broadcast(is_on(SocketOption::of_socket(libc::SO_BROADCAST)));
         let gro = is_on(SocketOption::of_udp(libc::UDP_GRO));
         udp.set_gro(gro);
@@ -201,6 +207,20 @@ impl Settings {
             write_timeout: timeout(kernel, libc::SO_SNDTIMEO),
         }
     }
+}
+
+/// True for a value of `IP_MTU_DISCOVER` or `IPV6_MTU_DISCOVER` with which datagrams above the MTU leave in fragments
+/// (`ip_sk_ignore_df`). Both families have the same values.
+fn host_fragments(discover: i32) -> bool {
+    matches!(discover, libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_OMIT)
+}
+
+/// True for a value with which routers may fragment a datagram of IPv4 (`ip_dont_fragment`).
+fn routers_fragment(discover: i32) -> bool {
+    matches!(
+        discover,
+        libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_INTERFACE | libc::IP_PMTUDISC_OMIT
+    )
 }
 
 impl Settings {
