@@ -18,7 +18,9 @@ use crate::origin::Origin;
 use crate::relay;
 use crate::runtime::hold_at_end;
 use crate::socket::CallWait;
-use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
+use crate::tcp_options::{
+    Inherited, Packets, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket,
+};
 use crate::udp_options::timeout;
 
 /// Bytes that a look into several buffers finds at most: more than a connection keeps.
@@ -112,6 +114,12 @@ impl Stream {
         if self.is_ipv6 { libc::AF_INET6 } else { libc::AF_INET }
     }
 
+    /// Packets of the connection: also a socket of IPv6 may have those of IPv4.
+    fn packets(&self) -> Packets {
+        let is_v4 = self.tcp.peer_addr().ip().to_canonical().is_ipv4();
+        if is_v4 { Packets::V4 } else { Packets::V6 }
+    }
+
     /// True for `IPV6_V6ONLY` of an IPv6 connection, which cannot be set after `bind`.
     pub(crate) fn is_fixed(&self, option: SocketOption) -> bool {
         self.is_ipv6 && option == SocketOption::of_ipv6(libc::IPV6_V6ONLY)
@@ -154,7 +162,7 @@ impl Stream {
         self.check()?;
         if let Some(setting) = TcpSetting::of(option, self.kernel()?) {
             // Ignored: as in the kernel, a connection that has ended keeps the value.
-            let _ = self.tcp.set_option(|options| setting.apply(options));
+            let _ = self.tcp.set_option(|options| setting.apply(self.packets(), options));
         }
         Ok(())
     }
@@ -179,7 +187,7 @@ impl Stream {
         self.check()?;
         let setting = TcpSetting::flag(option, is_on);
         // Ignored: as above.
-        let _ = self.tcp.set_option(|options| setting.apply(options));
+        let _ = self.tcp.set_option(|options| setting.apply(self.packets(), options));
         Ok(())
     }
 

@@ -37,7 +37,7 @@ use crate::runtime::{
 };
 use crate::socket::{Socket, Takeover};
 use crate::start_error::GRANT;
-use crate::tcp_options::{Inherited, TcpSetting};
+use crate::tcp_options::{Inherited, Packets, TcpSetting, is_accepted};
 use crate::udp_options::{lacking, timeout};
 use crate::{abi, fork_locks, passing, table};
 
@@ -418,7 +418,10 @@ impl Listener {
     fn adopt(&self, served: &Served, options: impl Iterator<Item = SocketOption>) {
         let settings: Vec<_> =
             options.filter_map(|option| TcpSetting::of(option, self.kernel())).collect();
-        served.tcp.set_option(|options| settings.iter().for_each(|setting| setting.apply(options)));
+        let packets = if self.local.is_ipv6() { Packets::Both } else { Packets::V4 };
+        served.tcp.set_option(|options| {
+            settings.iter().for_each(|setting| setting.apply(packets, options));
+        });
         self.adopt_fast_open(served);
         if let Ok(readiness) = served.readiness() {
             let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);

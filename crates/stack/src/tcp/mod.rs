@@ -39,7 +39,7 @@ pub mod counters; // named as the kernel's
 pub mod error; //    named as the kernel's
 pub mod kernel_form; // what the kernel's calls read and write
 
-pub use config::{Algorithm, MtuProbing, SynCookies, TcpConfig, TcpOptions};
+pub use config::{Algorithm, FamilyOptions, MtuProbing, SynCookies, TcpConfig, TcpOptions};
 pub use connection::{
     BusyTime, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo,
     WindowScales, WriteFlags,

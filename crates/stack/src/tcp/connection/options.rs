@@ -128,6 +128,7 @@ impl ConnectionOptions {
             tells_path_errors: self.tells_path_errors,
             unsent_limit: rare.unsent_limit,
             min_ttl: rare.min_ttl,
+            v4: None,
         }
     }
 }
