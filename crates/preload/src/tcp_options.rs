@@ -89,7 +89,7 @@ const SHOWN: [SocketOption; 7] = [
 
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [SocketOption; 32] = [
+const TAKEN: [SocketOption; 33] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUFFORCE),
@@ -115,6 +115,7 @@ const TAKEN: [SocketOption; 32] = [
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_ipv6(libc::IPV6_FREEBIND),
+    SocketOption::of_ipv6(libc::IPV6_DONTFRAG),
     // Control messages of datagrams, which connections have not.
     SocketOption::of_socket(libc::SO_RXQ_OVFL),
     SocketOption::of_ipv4(libc::IP_PKTINFO),

@@ -5,16 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use forebay::net::UdpSocket;
-use forebay_sys::refusal::is_filtered;
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::abi;
 use crate::option::SocketOption;
 
 /// Options with times of 64 bits on all machines (asm-generic/socket.h).
-const SO_TIMESTAMP_NEW: i32 = 63;
-const SO_TIMESTAMPNS_NEW: i32 = 64;
-const SO_TIMESTAMPING_NEW: i32 = 65;
+pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
+pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
+pub(crate) const SO_TIMESTAMPING_NEW: i32 = 65;
 
 /// Option by which datagrams are sent together (linux/udp.h).
 pub(crate) const UDP_CORK: i32 = 1;
@@ -33,7 +32,7 @@ pub(crate) const OF_RESERVED: [SocketOption; 5] = [
 ];
 
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
-const SUPPORTED: [SocketOption; 51] = [
+const SUPPORTED: [SocketOption; 54] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUF),
@@ -87,6 +86,10 @@ const SUPPORTED: [SocketOption; 51] = [
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_ipv6(libc::IPV6_FREEBIND),
+    SocketOption::of_ipv6(libc::IPV6_DONTFRAG),
+    // Of TCP.
+    SocketOption::of_ipv4(libc::IP_MINTTL),
+    SocketOption::of_ipv6(libc::IPV6_MINHOPCOUNT),
 ];
 
 /// True if `setsockopt` of this option on a UDP socket of ours has the effect that it has on one of the kernel's.
@@ -238,23 +241,4 @@ pub(crate) fn timeout(kernel: BorrowedFd<'_>, number: i32) -> Option<Duration> {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     let which = if number == libc::SO_RCVTIMEO { Timeout::Recv } else { Timeout::Send };
     socket_timeout(kernel.as_fd(), which).ok().flatten()
-}
-
-/// Options that sockets of ours lack, their names, and the values without effect, for those set before the socket was bound.
-const LACKING: [(SocketOption, &str, i32); 6] = [
-    (SocketOption::of_socket(libc::SO_MARK), "SO_MARK", 0),
-    (SocketOption::of_socket(libc::SO_RCVLOWAT), "SO_RCVLOWAT", 1),
-    (SocketOption::of_socket(libc::SO_PEEK_OFF), "SO_PEEK_OFF", -1),
-    (SocketOption::of_ipv4(libc::IP_TRANSPARENT), "IP_TRANSPARENT", 0),
-    (SocketOption::of_ipv4(libc::IP_RECVOPTS), "IP_RECVOPTS", 0),
-    (SocketOption::of_ipv6(libc::IPV6_RECVRTHDR), "IPV6_RECVRTHDR", 0),
-];
-
-/// Names of the options that are set on the kernel's socket, and that ours will not have.
-pub(crate) fn lacking(kernel: BorrowedFd<'_>) -> impl Iterator<Item = &'static str> {
-    let is_set =
-        move |option, unset| abi::option_value(kernel, option).is_ok_and(|value| value != unset);
-    let of_values = LACKING.iter().filter(move |(option, _, unset)| is_set(*option, *unset));
-    let of_filter = is_filtered(kernel).then_some("SO_ATTACH_FILTER");
-    of_values.map(|(_, name, _)| *name).chain(of_filter)
 }

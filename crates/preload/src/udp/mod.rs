@@ -35,8 +35,8 @@ use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
 use crate::runtime::{Runtime, is_taken, running_for_datagrams};
 use crate::socket::{Socket, Takeover};
-use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
-use crate::{abi, table};
+use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, timeout};
+use crate::{abi, lacking, table};
 
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Udp {
@@ -103,12 +103,7 @@ impl Udp {
         let place =
             |readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>| place(number, readiness, kernel);
         let socket = Self::open(runtime, of_kernel, |options| options.bind(local), place)?;
-        for option in lacking(socket.kernel()) {
-            report!(
-                "forebay: {option} has no effect on the socket of {local}: if the program needs it, leave that port out of \
-                 --take"
-            );
-        }
+        lacking::report(socket.kernel(), local, has_effect);
         if is_v6_address {
             abi::set_v6_only(socket.kernel());
         }
