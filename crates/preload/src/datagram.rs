@@ -71,6 +71,8 @@ impl Message<'_> {
 pub(crate) struct ReceiveMode {
     pub(crate) dont_wait: bool,
     pub(crate) peek: bool,
+    /// True once the call has received a datagram: a signal then ends its wait in any case.
+    pub(crate) has_part: bool,
 }
 
 /// Form of a call that sends.

@@ -52,6 +52,8 @@ pub(crate) struct StreamMode {
     pub(crate) wait_all: bool,
     /// Discards what it receives (`MSG_TRUNC`).
     pub(crate) discard: bool,
+    /// True once the call has received something: a signal then ends its wait in any case.
+    pub(crate) has_part: bool,
 }
 
 /// Form of a call that sends.
@@ -282,7 +284,7 @@ impl Stream {
     /// time-out end the wait for others (`tcp_recvmsg_locked`).
     fn await_peeked(&self, most: usize) -> Result<(), Errno> {
         let mut wait = CallWait::default();
-        self.attempt(Some(&mut wait), |tcp| tcp.peek(&mut [0]))?;
+        self.attempt(Some((&mut wait, false)), |tcp| tcp.peek(&mut [0]))?;
         let waits = !self.is_nonblocking.load(Ordering::Relaxed);
         while waits && self.lacks_bytes(most)? && wait.waits_for_more(self.readiness()?) {}
         Ok(())
@@ -305,7 +307,9 @@ impl Stream {
             // A call without room waits, too, unless there is room in a later buffer.
             while !room.is_empty() || done == 0 && rooms.peek().is_none() {
                 let waits = !mode.dont_wait && (done == 0 || mode.wait_all);
-                let len = match self.receive_some(room, mode, waits.then_some(&mut wait)) {
+                let has_part = done > 0 || mode.has_part;
+                let waits = waits.then_some((&mut wait, has_part));
+                let len = match self.receive_some(room, mode, waits) {
                     Ok(len) => len,
                     Err(error) => return self.part(done, error),
                 };
@@ -331,7 +335,7 @@ impl Stream {
         &self,
         room: &mut [u8],
         mode: StreamMode,
-        wait: Option<&mut CallWait>,
+        wait: Option<(&mut CallWait, bool)>,
     ) -> Result<usize, Errno> {
         if room.is_empty() {
             // As the kernel: waits for a byte, and leaves it there. The end of the time-out is not an error.
@@ -374,17 +378,20 @@ impl Stream {
         byte.inspect_err(|error| self.forget_error(error))
     }
 
+    /// Attempts until there is something. With the call's waits goes true if it has received a part.
     fn attempt<T>(
         &self,
-        mut wait: Option<&mut CallWait>,
+        mut wait: Option<(&mut CallWait, bool)>,
         mut attempt: impl FnMut(&mut &TcpStream) -> std::io::Result<T>,
     ) -> Result<T, Errno> {
         loop {
             let result = attempt(&mut &self.tcp).map_err(|error| stream_errno(&error));
             hold_at_end();
             match (result, &mut wait) {
-                (Err(Errno::AGAIN), Some(wait)) if !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    self.unless_moved(wait.readable(self.readiness()?))?;
+                (Err(Errno::AGAIN), Some((wait, has_part)))
+                    if !self.is_nonblocking.load(Ordering::Relaxed) =>
+                {
+                    self.unless_moved(wait.readable(self.readiness()?, *has_part))?;
                 }
                 (result, _) => return result,
             }

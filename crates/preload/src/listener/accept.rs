@@ -72,7 +72,7 @@ impl Listener {
             match accepted.map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if self.has_ended() => return Err(Errno::INVAL),
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    wait.readable(served.readiness()?)?;
+                    wait.readable(served.readiness()?, false)?;
                 }
                 accepted => break accepted?,
             }
@@ -106,5 +106,5 @@ impl Listener {
 /// Waits until a listener is served and has a connection.
 fn await_turn(socket: &Arc<Socket>, wait: &mut CallWait) -> Result<(), Errno> {
     let number = table::numbers_of(socket).first().copied().ok_or(Errno::BADF)?;
-    abi::with_number(number, |descriptor| wait.readable(descriptor))
+    abi::with_number(number, |descriptor| wait.readable(descriptor, false))
 }
