@@ -26,7 +26,7 @@ use rustix::net::{getpeername, getsockname};
 
 pub(crate) use self::inherit::{adopt, are_some_untouched, are_some_unused, forked, keep_locks};
 use self::part::DatagramPart;
-use crate::ancillary::{Arrival, scoped};
+use crate::ancillary::{Arrival, kept, scoped};
 use crate::corked::Corked;
 use crate::datagram::{Message, SocketFamily};
 use crate::errno::unconnected_errno;
@@ -80,7 +80,7 @@ impl Udp {
     /// # Errors
     /// As `bind(2)`; `ENODEV` if the engine cannot be started.
     pub(crate) fn bind(descriptor: BorrowedFd<'_>, local: SocketAddr) -> Result<Takeover, Errno> {
-        let number = abi::number(descriptor);
+        let (number, local) = (abi::number(descriptor), kept(local));
         if !is_taken(FilterProtocol::Udp, local)
             || !table::has_slot(number)
             || !abi::is_plain(descriptor, FilterProtocol::Udp)

@@ -51,7 +51,9 @@ impl Udp {
                 true => DatagramFamily::V4,
                 false => DatagramFamily::V6,
             };
-            Ok((to, outgoing.control(family)?))
+            let control = outgoing.control(family)?;
+            control.check_link([to, self.local()])?;
+            Ok((to, control))
         };
         let is_part = mode.more_follows || self.corked.is_on();
         if !is_part && self.corked.is_empty() {
