@@ -83,6 +83,8 @@ pub(crate) struct DatagramMode {
     pub(crate) more_follows: bool,
     /// Out of band, which UDP does not know (`MSG_OOB`).
     pub(crate) is_urgent: bool,
+    /// Checks the call and the route alone (`MSG_PROBE`).
+    pub(crate) is_probe: bool,
 }
 
 /// Family of a socket.

@@ -101,6 +101,15 @@ impl Endpoint {
         Ok(of.payload.len())
     }
 
+    /// Checks what does not depend on the payload: addresses and route.
+    pub(super) fn check_way(&self, of: &Transmit<'_>) -> io::Result<()> {
+        let to = plain(of.destination);
+        self.check(of, to)?;
+        let routes = self.shared.routes();
+        let (device, _) = self.route(of, to, &routes)?;
+        self.check_broadcast(to, &routes.identity(device))
+    }
+
     /// True if the kernel has the device, and a socket to send by.
     pub(super) fn has_kernel(&self, device: usize) -> bool {
         self.reserved.is_some() && self.shared.devices[device].kernels.is_some()

@@ -143,6 +143,15 @@ impl UdpSocket {
         self.0.send(message)
     }
 
+    /// Checks a datagram without a payload as [`send_msg`](Self::send_msg) does, up to its route, and sends nothing
+    /// (`MSG_PROBE`).
+    ///
+    /// # Errors
+    /// As [`send_msg`](Self::send_msg).
+    pub fn check_msg(&self, message: &Transmit<'_>) -> io::Result<()> {
+        self.0.check_way(message)
+    }
+
     /// Sends many messages with one notification of the device (`sendmmsg`).
     ///
     /// # Errors
