@@ -181,13 +181,36 @@ impl ControlWriter {
     }
 }
 
-/// Address with the interface that it came in on, if it is link-local (`ipv6_iface_scope_id`).
+/// Address with the interface that it came in on, if it is one of a link (`ipv6_iface_scope_id`).
 pub(crate) fn scoped(address: SocketAddr, interface: impl FnOnce() -> u32) -> SocketAddr {
     let SocketAddr::V6(mut v6) = address else { return address };
-    if v6.ip().is_unicast_link_local() {
+    if is_of_link(*v6.ip()) {
         v6.set_scope_id(interface());
     }
     v6.into()
+}
+
+/// Address as a socket keeps it that is bound to it: with the interface if it is one of a link, and without a flow label.
+pub(crate) fn kept(address: SocketAddr) -> SocketAddr {
+    let SocketAddr::V6(mut v6) = address else { return address };
+    v6.set_scope_id(interface_in(address));
+    v6.set_flowinfo(0);
+    v6.into()
+}
+
+/// Interface that an address of a link names; 0 for none.
+pub(crate) fn interface_in(address: SocketAddr) -> u32 {
+    match address {
+        SocketAddr::V6(v6) if is_of_link(*v6.ip()) => v6.scope_id(),
+        _ => 0,
+    }
+}
+
+/// True for an address that each link may have (`__ipv6_addr_needs_scope_id`).
+fn is_of_link(ip: Ipv6Addr) -> bool {
+    let [first, second, ..] = ip.octets();
+    // Groups of an interface and of a link.
+    ip.is_unicast_link_local() || first == 0xff && matches!(second & 0xf, 1 | 2)
 }
 
 fn now_ns() -> u64 {
@@ -233,6 +256,20 @@ impl SendControl {
             }
         }
         Ok(control)
+    }
+
+    /// Checks that an interface is known if the source is link-local (`ip6_datagram_send_ctl`): of the messages, of the
+    /// destination or of the socket's own address.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not.
+    pub(crate) fn check_link(&self, ends: [SocketAddr; 2]) -> Result<(), Errno> {
+        let is_of_link = self.source.is_some_and(|ip| match ip {
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+            IpAddr::V4(_) => false,
+        });
+        let is_known = self.device.is_some() || ends.into_iter().any(|end| interface_in(end) != 0);
+        if is_of_link && !is_known { Err(Errno::INVAL) } else { Ok(()) }
     }
 
     /// Checks control messages of a connection, for which they have no effect (`sock_cmsg_send`).

@@ -71,6 +71,8 @@ impl Message<'_> {
 pub(crate) struct ReceiveMode {
     pub(crate) dont_wait: bool,
     pub(crate) peek: bool,
+    /// True once the call has received a datagram: a signal then ends its wait in any case.
+    pub(crate) has_part: bool,
 }
 
 /// Form of a call that sends.
@@ -81,6 +83,8 @@ pub(crate) struct DatagramMode {
     pub(crate) more_follows: bool,
     /// Out of band, which UDP does not know (`MSG_OOB`).
     pub(crate) is_urgent: bool,
+    /// Checks the call and the route alone (`MSG_PROBE`).
+    pub(crate) is_probe: bool,
 }
 
 /// Family of a socket.

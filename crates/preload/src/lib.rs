@@ -21,6 +21,7 @@ macro_rules! report {
 mod abi; //         exported C functions, structures of C
 mod table; //       sockets by descriptor
 mod option; //      names of socket options
+mod lacking; //     options that sockets of ours lack
 mod socket; //      a socket, of any kind
 mod udp; //         a UDP socket: calls as methods
 mod udp_options; // options of UDP sockets

@@ -117,14 +117,18 @@ pub(crate) struct CallWait {
 
 impl CallWait {
     /// Waits until a descriptor is readable, as a call of the kernel's sockets: interrupted, restarted, or ended by
-    /// the descriptor's time-out.
+    /// the descriptor's time-out. A call that has received a part is never restarted, nor is one with a time-out.
     ///
     /// # Errors
     /// `EAGAIN` after the time-out; `EINTR`.
-    pub(crate) fn readable(&mut self, readiness: BorrowedFd<'_>) -> Result<(), Errno> {
-        let timeout = self.began.and_then(|_| timeout(readiness, libc::SO_RCVTIMEO));
-        if timeout.is_some() {
-            // A call with a time-out is never restarted.
+    pub(crate) fn readable(
+        &mut self,
+        readiness: BorrowedFd<'_>,
+        has_part: bool,
+    ) -> Result<(), Errno> {
+        let is_later = has_part || self.began.is_some();
+        let timeout = if is_later { timeout(readiness, libc::SO_RCVTIMEO) } else { None };
+        if has_part || timeout.is_some() {
             return self.polled(readiness, PollFlags::IN, timeout);
         }
         self.began.get_or_insert_with(Instant::now);

@@ -18,7 +18,9 @@ use crate::origin::Origin;
 use crate::relay;
 use crate::runtime::hold_at_end;
 use crate::socket::CallWait;
-use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
+use crate::tcp_options::{
+    Inherited, Packets, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket,
+};
 use crate::udp_options::timeout;
 
 /// Bytes that a look into several buffers finds at most: more than a connection keeps.
@@ -50,6 +52,8 @@ pub(crate) struct StreamMode {
     pub(crate) wait_all: bool,
     /// Discards what it receives (`MSG_TRUNC`).
     pub(crate) discard: bool,
+    /// True once the call has received something: a signal then ends its wait in any case.
+    pub(crate) has_part: bool,
 }
 
 /// Form of a call that sends.
@@ -112,6 +116,12 @@ impl Stream {
         if self.is_ipv6 { libc::AF_INET6 } else { libc::AF_INET }
     }
 
+    /// Packets of the connection: also a socket of IPv6 may have those of IPv4.
+    fn packets(&self) -> Packets {
+        let is_v4 = self.tcp.peer_addr().ip().to_canonical().is_ipv4();
+        if is_v4 { Packets::V4 } else { Packets::V6 }
+    }
+
     /// True for `IPV6_V6ONLY` of an IPv6 connection, which cannot be set after `bind`.
     pub(crate) fn is_fixed(&self, option: SocketOption) -> bool {
         self.is_ipv6 && option == SocketOption::of_ipv6(libc::IPV6_V6ONLY)
@@ -154,7 +164,7 @@ impl Stream {
         self.check()?;
         if let Some(setting) = TcpSetting::of(option, self.kernel()?) {
             // Ignored: as in the kernel, a connection that has ended keeps the value.
-            let _ = self.tcp.set_option(|options| setting.apply(options));
+            let _ = self.tcp.set_option(|options| setting.apply(self.packets(), options));
         }
         Ok(())
     }
@@ -179,7 +189,7 @@ impl Stream {
         self.check()?;
         let setting = TcpSetting::flag(option, is_on);
         // Ignored: as above.
-        let _ = self.tcp.set_option(|options| setting.apply(options));
+        let _ = self.tcp.set_option(|options| setting.apply(self.packets(), options));
         Ok(())
     }
 
@@ -274,7 +284,7 @@ impl Stream {
     /// time-out end the wait for others (`tcp_recvmsg_locked`).
     fn await_peeked(&self, most: usize) -> Result<(), Errno> {
         let mut wait = CallWait::default();
-        self.attempt(Some(&mut wait), |tcp| tcp.peek(&mut [0]))?;
+        self.attempt(Some((&mut wait, false)), |tcp| tcp.peek(&mut [0]))?;
         let waits = !self.is_nonblocking.load(Ordering::Relaxed);
         while waits && self.lacks_bytes(most)? && wait.waits_for_more(self.readiness()?) {}
         Ok(())
@@ -297,7 +307,9 @@ impl Stream {
             // A call without room waits, too, unless there is room in a later buffer.
             while !room.is_empty() || done == 0 && rooms.peek().is_none() {
                 let waits = !mode.dont_wait && (done == 0 || mode.wait_all);
-                let len = match self.receive_some(room, mode, waits.then_some(&mut wait)) {
+                let has_part = done > 0 || mode.has_part;
+                let waits = waits.then_some((&mut wait, has_part));
+                let len = match self.receive_some(room, mode, waits) {
                     Ok(len) => len,
                     Err(error) => return self.part(done, error),
                 };
@@ -323,7 +335,7 @@ impl Stream {
         &self,
         room: &mut [u8],
         mode: StreamMode,
-        wait: Option<&mut CallWait>,
+        wait: Option<(&mut CallWait, bool)>,
     ) -> Result<usize, Errno> {
         if room.is_empty() {
             // As the kernel: waits for a byte, and leaves it there. The end of the time-out is not an error.
@@ -366,17 +378,20 @@ impl Stream {
         byte.inspect_err(|error| self.forget_error(error))
     }
 
+    /// Attempts until there is something. With the call's waits goes true if it has received a part.
     fn attempt<T>(
         &self,
-        mut wait: Option<&mut CallWait>,
+        mut wait: Option<(&mut CallWait, bool)>,
         mut attempt: impl FnMut(&mut &TcpStream) -> std::io::Result<T>,
     ) -> Result<T, Errno> {
         loop {
             let result = attempt(&mut &self.tcp).map_err(|error| stream_errno(&error));
             hold_at_end();
             match (result, &mut wait) {
-                (Err(Errno::AGAIN), Some(wait)) if !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    self.unless_moved(wait.readable(self.readiness()?))?;
+                (Err(Errno::AGAIN), Some((wait, has_part)))
+                    if !self.is_nonblocking.load(Ordering::Relaxed) =>
+                {
+                    self.unless_moved(wait.readable(self.readiness()?, *has_part))?;
                 }
                 (result, _) => return result,
             }

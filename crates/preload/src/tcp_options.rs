@@ -29,7 +29,7 @@ pub(crate) const TCP_RTO_MAX_MS: i32 = 44;
 const MSS_DEFAULT: i32 = 536;
 
 /// Options that connections inherit from their listener, and that sockets of ours have.
-pub(crate) const INHERITED: [SocketOption; 23] = [
+pub(crate) const INHERITED: [SocketOption; 25] = [
     SocketOption::of_socket(libc::SO_KEEPALIVE),
     SocketOption::of_socket(libc::SO_LINGER),
     SocketOption::of_socket(libc::SO_OOBINLINE),
@@ -53,17 +53,28 @@ pub(crate) const INHERITED: [SocketOption; 23] = [
     SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
     SocketOption::of_ipv4(libc::IP_TOS),
     SocketOption::of_ipv6(libc::IPV6_TCLASS),
+    SocketOption::of_ipv4(libc::IP_MINTTL),
+    SocketOption::of_ipv6(libc::IPV6_MINHOPCOUNT),
 ];
 
-/// Options that connections get only if the program has set them: those that a connection has as one, for both families, and
-/// one that few programs know.
-const IF_SET: [SocketOption; 5] = [
+/// Options of packets of one family. A connection has those of its own.
+const BY_FAMILY: [SocketOption; 6] = [
     SocketOption::of_ipv4(libc::IP_TOS),
     SocketOption::of_ipv6(libc::IPV6_TCLASS),
     SocketOption::of_ipv4(libc::IP_TTL),
     SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
-    SocketOption::of_tcp(TCP_RTO_MAX_MS),
+    SocketOption::of_ipv4(libc::IP_MINTTL),
+    SocketOption::of_ipv6(libc::IPV6_MINHOPCOUNT),
 ];
+
+/// Packets that a socket sends and receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Packets {
+    V4,
+    V6,
+    /// Both: those of a listener of IPv6.
+    Both,
+}
 
 /// Time-outs, which connections inherit, too.
 pub(crate) const TIMEOUTS: [SocketOption; 2] =
@@ -82,7 +93,7 @@ const SHOWN: [SocketOption; 7] = [
 
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [SocketOption; 32] = [
+const TAKEN: [SocketOption; 33] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUFFORCE),
@@ -108,6 +119,7 @@ const TAKEN: [SocketOption; 32] = [
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_ipv6(libc::IPV6_FREEBIND),
+    SocketOption::of_ipv6(libc::IPV6_DONTFRAG),
     // Control messages of datagrams, which connections have not.
     SocketOption::of_socket(libc::SO_RXQ_OVFL),
     SocketOption::of_ipv4(libc::IP_PKTINFO),
@@ -143,12 +155,15 @@ impl Inherited {
         }
     }
 
-    /// Options that connections of ours have. Some, such as `IP_TOS` and `IPV6_TCLASS`, which a connection has as one, are left
-    /// out unless the program has set them.
+    /// Options that connections of ours have. Those of one family, such as `IP_TOS` and `IPV6_TCLASS`, and `TCP_RTO_MAX_MS` are left out
+    /// unless the program has set them.
     pub(crate) fn all(&self) -> Vec<SocketOption> {
         let set = self.options();
         let mut options = INHERITED.to_vec();
-        options.retain(|option| !IF_SET.contains(option) || set.contains(option));
+        let is_optional = |option: &SocketOption| {
+            BY_FAMILY.contains(option) || *option == SocketOption::of_tcp(TCP_RTO_MAX_MS)
+        };
+        options.retain(|option| !is_optional(option) || set.contains(option));
         options
     }
 
@@ -252,9 +267,12 @@ impl TcpSetting {
         Some(Self { option, value })
     }
 
-    /// Changes the option of a connection.
-    pub(crate) fn apply(&self, options: &mut TcpOptions) {
+    /// Changes the option of a connection or a listener, by its packets.
+    pub(crate) fn apply(&self, packets: Packets, options: &mut TcpOptions) {
         let Self { option, value } = *self;
+        if BY_FAMILY.contains(&option) {
+            return self.apply_by_family(packets, options);
+        }
         let micros = |unit_us: u64| u64::try_from(value).unwrap_or(0).saturating_mul(unit_us);
         let is_on = value != 0;
         match (option.level, option.name) {
@@ -300,17 +318,38 @@ impl TcpSetting {
                 let algorithm = if is_on { Algorithm::NewReno } else { Algorithm::Cubic };
                 options.congestion = Some(algorithm);
             }
-            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                options.tos = u8::try_from(value).unwrap_or(0);
-            }
-            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
-                options.ttl = u8::try_from(value).unwrap_or(options.ttl);
-            }
             (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT) => {
                 // 0 stands for the sysctl's value, which is no limit. So does one above `i32::MAX`.
                 options.unsent_limit = u32::try_from(value).ok().and_then(NonZeroU32::new);
             }
             _ => {}
+        }
+    }
+
+    fn apply_by_family(&self, packets: Packets, options: &mut TcpOptions) {
+        let is_v4 = self.option.level == libc::IPPROTO_IP;
+        let (tos, ttl, min_ttl) = match packets {
+            Packets::Both => {
+                let v4 = options.v4.get_or_insert_default();
+                match is_v4 {
+                    true => (&mut v4.tos, &mut v4.ttl, &mut v4.min_ttl),
+                    false => (&mut options.tos, &mut options.ttl, &mut options.min_ttl),
+                }
+            }
+            _ if is_v4 == (packets == Packets::V4) => {
+                (&mut options.tos, &mut options.ttl, &mut options.min_ttl)
+            }
+            Packets::V4 | Packets::V6 => return,
+        };
+        let value = u8::try_from(self.value);
+        match (self.option.level, self.option.name) {
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                *tos = value.unwrap_or(0);
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+                *ttl = value.unwrap_or(*ttl);
+            }
+            _ => *min_ttl = value.unwrap_or(0),
         }
     }
 }
@@ -325,17 +364,38 @@ pub(crate) fn congestion_name(algorithm: Algorithm) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use forebay_stack::tcp::FamilyOptions;
+
     use super::*;
 
     #[test]
     fn exe_4_service_type_is_replaced() {
         let mut options = TcpOptions::default();
-        for option in &IF_SET[..2] {
-            let option = *option;
+        for (option, packets) in BY_FAMILY.into_iter().zip([Packets::V4, Packets::V6]) {
             for value in [0x10, 0x88, 0] {
-                TcpSetting { option, value }.apply(&mut options);
+                TcpSetting { option, value }.apply(packets, &mut options);
                 assert_eq!(i64::from(options.tos), value);
             }
         }
+    }
+
+    #[test]
+    fn exe_4_families_have_own_options() {
+        let set = |packets, values: [i64; 6]| {
+            let mut options = TcpOptions::default();
+            for (option, value) in BY_FAMILY.into_iter().zip(values) {
+                TcpSetting { option, value }.apply(packets, &mut options);
+            }
+            options
+        };
+        let values = [0x10, 0x20, 30, 40, 50, 60];
+        let fields = |options: TcpOptions| (options.tos, options.ttl, options.min_ttl);
+        let over_v4 = set(Packets::V4, values);
+        assert_eq!((fields(over_v4), over_v4.v4), ((0x10, 30, 50), None));
+        let over_v6 = set(Packets::V6, values);
+        assert_eq!((fields(over_v6), over_v6.v4), ((0x20, 40, 60), None));
+        let of_both = set(Packets::Both, values);
+        let v4 = FamilyOptions { tos: 0x10, ttl: 30, min_ttl: 50 };
+        assert_eq!((fields(of_both), of_both.v4), ((0x20, 40, 60), Some(v4)));
     }
 }

@@ -5,20 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use forebay::net::UdpSocket;
-use forebay_sys::refusal::is_filtered;
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::abi;
 use crate::option::SocketOption;
 
 /// Options with times of 64 bits on all machines (asm-generic/socket.h).
-const SO_TIMESTAMP_NEW: i32 = 63;
-const SO_TIMESTAMPNS_NEW: i32 = 64;
-const SO_TIMESTAMPING_NEW: i32 = 65;
-
-/// Values of `IP_MTU_DISCOVER` by which the path's MTU is ignored (linux/in.h).
-const IP_PMTUDISC_INTERFACE: i32 = 4;
-const IP_PMTUDISC_OMIT: i32 = 5;
+pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
+pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
+pub(crate) const SO_TIMESTAMPING_NEW: i32 = 65;
 
 /// Option by which datagrams are sent together (linux/udp.h).
 pub(crate) const UDP_CORK: i32 = 1;
@@ -28,11 +23,16 @@ pub(crate) const RECVERR: [SocketOption; 2] =
     [SocketOption::of_ipv4(libc::IP_RECVERR), SocketOption::of_ipv6(libc::IPV6_RECVERR)];
 
 /// Options that the kernel's socket at the same port has, too.
-pub(crate) const OF_RESERVED: [SocketOption; 3] =
-    [RECVERR[0], RECVERR[1], SocketOption::of_socket(libc::SO_BROADCAST)];
+pub(crate) const OF_RESERVED: [SocketOption; 5] = [
+    RECVERR[0],
+    RECVERR[1],
+    SocketOption::of_socket(libc::SO_BROADCAST),
+    SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
+    SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
+];
 
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
-const SUPPORTED: [SocketOption; 51] = [
+const SUPPORTED: [SocketOption; 54] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUF),
@@ -86,6 +86,10 @@ const SUPPORTED: [SocketOption; 51] = [
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_ipv6(libc::IPV6_FREEBIND),
+    SocketOption::of_ipv6(libc::IPV6_DONTFRAG),
+    // Of TCP.
+    SocketOption::of_ipv4(libc::IP_MINTTL),
+    SocketOption::of_ipv6(libc::IPV6_MINHOPCOUNT),
 ];
 
 /// True if `setsockopt` of this option on a UDP socket of ours has the effect that it has on one of the kernel's.
@@ -158,11 +162,10 @@ impl Settings {
         let value = |option| abi::option_value(kernel, option).unwrap_or_default();
         let is_on = |option| value(option) != 0;
         let v6 = |number| is_ipv6 && is_on(SocketOption::of_ipv6(number));
-        let [ttl, class, discover] = if is_ipv6 {
-            [libc::IPV6_UNICAST_HOPS, libc::IPV6_TCLASS, libc::IPV6_MTU_DISCOVER]
-                .map(SocketOption::of_ipv6)
+        let [ttl, class] = if is_ipv6 {
+            [libc::IPV6_UNICAST_HOPS, libc::IPV6_TCLASS].map(SocketOption::of_ipv6)
         } else {
-            [libc::IP_TTL, libc::IP_TOS, libc::IP_MTU_DISCOVER].map(SocketOption::of_ipv4)
+            [libc::IP_TTL, libc::IP_TOS].map(SocketOption::of_ipv4)
         };
         if let Ok(ttl) = u8::try_from(value(ttl)) {
             let _ = udp.set_ttl(ttl); // 0 only of IPv6, where it is valid
@@ -175,19 +178,12 @@ impl Settings {
             let _ = udp.set_multicast_ttl(ttl); // the kernel's socket has taken it
         }
         udp.set_traffic_class(u8::try_from(value(class)).unwrap_or_default());
-        // Of both families the same numbers.
-        let discover = value(discover);
-        let is_one = |of: &[i32]| of.contains(&discover);
-        udp.set_fragment(!is_one(&[
-            libc::IP_PMTUDISC_DO,
-            libc::IP_PMTUDISC_PROBE,
-            IP_PMTUDISC_INTERFACE,
-        ]));
-        udp.set_path_ignored(is_one(&[
-            libc::IP_PMTUDISC_PROBE,
-            IP_PMTUDISC_INTERFACE,
-            IP_PMTUDISC_OMIT,
-        ]));
+        let over_v4 = value(SocketOption::of_ipv4(libc::IP_MTU_DISCOVER));
+        udp.set_fragment_v4(host_fragments(over_v4));
+        udp.set_fragment_by_routers(routers_fragment(over_v4));
+        let over_v6 = value(SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER));
+        udp.set_fragment_v6(host_fragments(over_v6) && !v6(libc::IPV6_DONTFRAG));
+        udp.set_path_ignored(ignores_path(if is_ipv6 { over_v6 } else { over_v4 }));
         udp.set_broadcast(is_on(SocketOption::of_socket(libc::SO_BROADCAST)));
         let gro = is_on(SocketOption::of_udp(libc::UDP_GRO));
         udp.set_gro(gro);
@@ -217,6 +213,28 @@ impl Settings {
     }
 }
 
+/// True for a value of `IP_MTU_DISCOVER` or `IPV6_MTU_DISCOVER` with which datagrams above the MTU leave in fragments
+/// (`ip_sk_ignore_df`). Both families have the same values.
+fn host_fragments(discover: i32) -> bool {
+    matches!(discover, libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_OMIT)
+}
+
+/// True for a value with which the MTU of the path does not matter (`ip_sk_accept_pmtu`).
+fn ignores_path(discover: i32) -> bool {
+    matches!(
+        discover,
+        libc::IP_PMTUDISC_PROBE | libc::IP_PMTUDISC_INTERFACE | libc::IP_PMTUDISC_OMIT
+    )
+}
+
+/// True for a value with which routers may fragment a datagram of IPv4 (`ip_dont_fragment`).
+fn routers_fragment(discover: i32) -> bool {
+    matches!(
+        discover,
+        libc::IP_PMTUDISC_DONT | libc::IP_PMTUDISC_INTERFACE | libc::IP_PMTUDISC_OMIT
+    )
+}
+
 impl Settings {
     /// True if the program asks for control messages with each datagram.
     pub(crate) fn asks_control(&self) -> bool {
@@ -232,23 +250,4 @@ pub(crate) fn timeout(kernel: BorrowedFd<'_>, number: i32) -> Option<Duration> {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     let which = if number == libc::SO_RCVTIMEO { Timeout::Recv } else { Timeout::Send };
     socket_timeout(kernel.as_fd(), which).ok().flatten()
-}
-
-/// Options that sockets of ours lack, their names, and the values without effect, for those set before the socket was bound.
-const LACKING: [(SocketOption, &str, i32); 6] = [
-    (SocketOption::of_socket(libc::SO_MARK), "SO_MARK", 0),
-    (SocketOption::of_socket(libc::SO_RCVLOWAT), "SO_RCVLOWAT", 1),
-    (SocketOption::of_socket(libc::SO_PEEK_OFF), "SO_PEEK_OFF", -1),
-    (SocketOption::of_ipv4(libc::IP_TRANSPARENT), "IP_TRANSPARENT", 0),
-    (SocketOption::of_ipv4(libc::IP_RECVOPTS), "IP_RECVOPTS", 0),
-    (SocketOption::of_ipv6(libc::IPV6_RECVRTHDR), "IPV6_RECVRTHDR", 0),
-];
-
-/// Names of the options that are set on the kernel's socket, and that ours will not have.
-pub(crate) fn lacking(kernel: BorrowedFd<'_>) -> impl Iterator<Item = &'static str> {
-    let is_set =
-        move |option, unset| abi::option_value(kernel, option).is_ok_and(|value| value != unset);
-    let of_values = LACKING.iter().filter(move |(option, _, unset)| is_set(*option, *unset));
-    let of_filter = is_filtered(kernel).then_some("SO_ATTACH_FILTER");
-    of_values.map(|(_, name, _)| *name).chain(of_filter)
 }

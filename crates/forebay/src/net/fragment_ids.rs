@@ -26,6 +26,11 @@ impl FragmentIds {
 
     /// Identification of the next datagram between two addresses.
     pub(super) fn next(&self, source: IpAddr, destination: IpAddr) -> u32 {
+        self.take(source, destination, 1)
+    }
+
+    /// Identification of the first of several datagrams, whose others follow it.
+    pub(super) fn take(&self, source: IpAddr, destination: IpAddr, count: u32) -> u32 {
         let mut hasher = self.key;
         for address in [source, destination] {
             match address {
@@ -35,8 +40,8 @@ impl FragmentIds {
         }
         let [a, b, c, d, e, f, ..] = hasher.finish().to_le_bytes();
         let counter = usize::from(u16::from_le_bytes([e, f])) % COUNTERS;
-        let count = self.counters[counter].fetch_add(1, Ordering::Relaxed);
-        u32::from_le_bytes([a, b, c, d]).wrapping_add(count)
+        let before = self.counters[counter].fetch_add(count, Ordering::Relaxed);
+        u32::from_le_bytes([a, b, c, d]).wrapping_add(before)
     }
 }
 

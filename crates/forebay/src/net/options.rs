@@ -25,8 +25,12 @@ pub(super) struct Options {
     pub(super) is_followed: AtomicBool,
     pub(super) ttl: AtomicU8,
     pub(super) tos: AtomicU8,
-    /// True if datagrams larger than the MTU are sent as fragments.
-    pub(super) may_fragment: AtomicBool,
+    /// True if datagrams of IPv4 larger than the MTU are sent as fragments.
+    pub(super) may_fragment_v4: AtomicBool,
+    /// True if those of IPv6 are.
+    pub(super) may_fragment_v6: AtomicBool,
+    /// True if routers may fragment datagrams of IPv4.
+    pub(super) may_routers_fragment: AtomicBool,
     /// True if the MTU is the device's, whatever routers tell.
     pub(super) ignores_path: AtomicBool,
     /// True if datagrams to broadcast addresses are sent.
@@ -71,7 +75,9 @@ impl Options {
             is_followed: AtomicBool::new(is_followed),
             ttl: AtomicU8::new(SentMarks::default().ttl),
             tos: AtomicU8::new(0),
-            may_fragment: AtomicBool::new(false),
+            may_fragment_v4: AtomicBool::new(false),
+            may_fragment_v6: AtomicBool::new(false),
+            may_routers_fragment: AtomicBool::new(false),
             ignores_path: AtomicBool::new(false),
             may_broadcast: AtomicBool::new(true),
             multicast_ttl: AtomicU8::new(MULTICAST_TTL),

@@ -2,7 +2,7 @@
 //! that this process cannot send itself.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, mem};
 
 use forebay_stack::network::Identity;
@@ -113,6 +113,15 @@ impl Endpoint {
         Ok(of.payload.len())
     }
 
+    /// Checks what does not depend on the payload: addresses and route.
+    pub(super) fn check_way(&self, of: &Transmit<'_>) -> io::Result<()> {
+        let to = plain(of.destination);
+        self.check(of, to)?;
+        let routes = self.shared.routes();
+        let (device, _) = self.route(of, to, &routes)?;
+        self.check_broadcast(to, &routes.identity(device))
+    }
+
     /// True if the kernel has the device, and a socket to send by.
     pub(super) fn has_kernel(&self, device: usize) -> bool {
         self.reserved.is_some() && self.shared.devices[device].kernels.is_some()
@@ -208,6 +217,7 @@ impl Endpoint {
     /// Header fields according to the socket's options.
     fn marks(&self, gso_size: u16, to: IpAddr) -> SentMarks {
         let options = &self.options;
+        let is_on = |option: &AtomicBool| option.load(Ordering::Relaxed);
         let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
         let ttl = match ttl.load(Ordering::Relaxed) {
             // A hop limit of 0, which IPv6 allows, is not meant for IPv4 (`IP_TTL`).
@@ -218,8 +228,12 @@ impl Endpoint {
             ttl,
             tos: options.tos.load(Ordering::Relaxed),
             gso_size,
-            may_fragment: options.may_fragment.load(Ordering::Relaxed),
-            ignores_path: options.ignores_path.load(Ordering::Relaxed),
+            may_fragment: is_on(match to {
+                IpAddr::V4(_) => &options.may_fragment_v4,
+                IpAddr::V6(_) => &options.may_fragment_v6,
+            }),
+            may_routers_fragment: to.is_ipv4() && is_on(&options.may_routers_fragment),
+            ignores_path: is_on(&options.ignores_path),
         }
     }
 

@@ -45,13 +45,22 @@ pub(super) struct SentMarks {
     pub(super) gso_size: u16,
     /// True if it leaves in fragments where it does not fit in the MTU.
     pub(super) may_fragment: bool,
+    /// True if routers may fragment it, too. Of IPv4 alone.
+    pub(super) may_routers_fragment: bool,
     /// True if the MTU is the device's, whatever routers tell.
     pub(super) ignores_path: bool,
 }
 
 impl Default for SentMarks {
     fn default() -> Self {
-        Self { ttl: DEFAULT_TTL, tos: 0, gso_size: 0, may_fragment: false, ignores_path: false }
+        Self {
+            ttl: DEFAULT_TTL,
+            tos: 0,
+            gso_size: 0,
+            may_fragment: false,
+            may_routers_fragment: false,
+            ignores_path: false,
+        }
     }
 }
 
@@ -288,7 +297,9 @@ impl Transmitter {
     ) -> io::Result<()> {
         let Between { source, destination } = between;
         let SentMarks { ttl, tos, .. } = marks;
-        let headers = UdpHeaders { link_addresses, source, destination, ttl, tos, gso_size: 0 };
+        let (gso_size, identification) = (0, None);
+        let headers =
+            UdpHeaders { link_addresses, source, destination, ttl, tos, gso_size, identification };
         let id = self.fragment_ids.next(source.ip(), destination.ip());
         let mut datagram =
             FragmentedDatagram::new(payload, headers, mtu, id).map_err(refused_headers)?;
@@ -382,7 +393,16 @@ impl Transmitter {
     ) -> io::Result<Packet> {
         let Between { source, destination } = between;
         let (SentMarks { ttl, tos, .. }, gso_size) = (marks, packet.gso_size());
-        let to = UdpHeaders { link_addresses, source, destination, ttl, tos, gso_size };
+        let identification = marks.may_routers_fragment.then(|| {
+            // Each of several datagrams has its own.
+            let count = packet.frame.len_bytes().div_ceil(gso_size.max(1).into());
+            let count = if gso_size > 0 { count } else { 1 };
+            let [.., high, low] =
+                self.fragment_ids.take(source.ip(), destination.ip(), count).to_be_bytes();
+            u16::from_be_bytes([high, low])
+        });
+        let to =
+            UdpHeaders { link_addresses, source, destination, ttl, tos, gso_size, identification };
         match emit_udp(&mut packet.frame, &to) {
             Ok(headers) => packet.headers = headers,
             Err(refused) => {

@@ -143,6 +143,15 @@ impl UdpSocket {
         self.0.send(message)
     }
 
+    /// Checks a datagram without a payload as [`send_msg`](Self::send_msg) does, up to its route, and sends nothing
+    /// (`MSG_PROBE`).
+    ///
+    /// # Errors
+    /// As [`send_msg`](Self::send_msg).
+    pub fn check_msg(&self, message: &Transmit<'_>) -> io::Result<()> {
+        self.0.check_way(message)
+    }
+
     /// Sends many messages with one notification of the device (`sendmmsg`).
     ///
     /// # Errors
@@ -319,7 +328,24 @@ impl UdpSocket {
     /// `EMSGSIZE` (`IP_PMTUDISC_WANT` instead of `IP_PMTUDISC_DO`). Those of one [GSO
     /// payload](Transmit::gso_size) are never fragmented.
     pub fn set_fragment(&self, may_fragment: bool) {
-        self.0.options.may_fragment.store(may_fragment, Ordering::Relaxed);
+        self.set_fragment_v4(may_fragment);
+        self.set_fragment_v6(may_fragment);
+    }
+
+    /// Sets the same for datagrams of IPv4 alone (`IP_MTU_DISCOVER`).
+    pub fn set_fragment_v4(&self, may_fragment: bool) {
+        self.0.options.may_fragment_v4.store(may_fragment, Ordering::Relaxed);
+    }
+
+    /// Sets the same for datagrams of IPv6 alone (`IPV6_MTU_DISCOVER`).
+    pub fn set_fragment_v6(&self, may_fragment: bool) {
+        self.0.options.may_fragment_v6.store(may_fragment, Ordering::Relaxed);
+    }
+
+    /// Sets whether routers may fragment datagrams of IPv4: these then leave without "don't fragment", and with an
+    /// identification each (`IP_PMTUDISC_DONT`). Default: false.
+    pub fn set_fragment_by_routers(&self, may_fragment: bool) {
+        self.0.options.may_routers_fragment.store(may_fragment, Ordering::Relaxed);
     }
 
     /// Sets whether the MTU is that of the device alone, whatever routers tell of the path (`IP_PMTUDISC_PROBE`, and with

@@ -1,16 +1,14 @@
 //! setsockopt of options that sockets of ours lack.
 
 use std::ffi::c_void;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
-use forebay_sys::hidden::Hidden;
 use libc::socklen_t;
 use rustix::io::Errno;
-use rustix::net::sockopt::{socket_domain, socket_protocol, socket_type};
-use rustix::net::{SocketFlags, socket_with};
 
 use super::is_nowhere;
 use super::system::{option_bytes, set_option_at};
+use crate::lacking::new_like;
 use crate::option::SocketOption;
 use crate::socket::Socket;
 
@@ -44,7 +42,12 @@ pub(super) unsafe fn set(
         return Err(Errno::NOPROTOOPT);
     }
     // No socket can be made: not what the call is about.
-    let new = new_like(socket).map_err(|_| Errno::NOPROTOOPT)?;
+    let kernel = match socket {
+        Socket::Stream(stream) => stream.holder(),
+        Socket::Udp(udp) => udp.kernel(),
+        Socket::Listener(listener) => listener.kernel(),
+    };
+    let new = new_like(kernel).map_err(|_| Errno::NOPROTOOPT)?;
     let unset = option_bytes(new.as_fd(), option);
     // SAFETY: the caller's promise, for another socket.
     unsafe { set_option_at(new.as_fd(), option, value, len) }?;
@@ -56,15 +59,4 @@ pub(super) unsafe fn set(
     }
     // SAFETY: as above.
     unsafe { set_option_at(socket.kernel()?, option, value, len) }
-}
-
-/// New socket of the kernel, of the same type.
-fn new_like(socket: &Socket) -> Result<Hidden<OwnedFd>, Errno> {
-    let kernel = match socket {
-        Socket::Stream(stream) => stream.holder(),
-        Socket::Udp(udp) => udp.kernel(),
-        Socket::Listener(listener) => listener.kernel(),
-    };
-    let (family, kind) = (socket_domain(kernel)?, socket_type(kernel)?);
-    Hidden::new(socket_with(family, kind, SocketFlags::CLOEXEC, socket_protocol(kernel)?)?)
 }

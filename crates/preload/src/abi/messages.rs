@@ -78,7 +78,7 @@ unsafe fn fill(
     Ok(returned((copied, whole), flags))
 }
 
-/// Receives into the buffers of a header.
+/// Receives into the buffers of a header, of a call that has filled others if it `has_part`.
 ///
 /// # Safety
 /// As for a header given to `recvmsg(2)`.
@@ -86,6 +86,7 @@ unsafe fn receive_header(
     socket: &Socket,
     header: &mut msghdr,
     flags: c_int,
+    has_part: bool,
 ) -> Result<usize, Errno> {
     let stream = match socket {
         Socket::Udp(udp) => {
@@ -111,7 +112,7 @@ unsafe fn receive_header(
     };
     // SAFETY: the caller's promise.
     let vectors = unsafe { vectors_of(header) }?;
-    let len = receive_bytes(stream, vectors, flags)?;
+    let len = receive_bytes(stream, vectors, flags, has_part)?;
     // A connection's peer is not named, and nothing goes with its bytes.
     set_nameless(header, flags & (libc::MSG_CMSG_CLOEXEC | libc::MSG_OOB));
     Ok(len)
@@ -171,7 +172,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     let valid = if is_nowhere(header) { None } else { unsafe { header.as_mut() } };
     let Some(header) = valid else { return answer(Err(Errno::FAULT)) };
     // SAFETY: the caller's promise.
-    let received = unsafe { receive_header(&socket, header, flags) };
+    let received = unsafe { receive_header(&socket, header, flags, false) };
     answer(unless_moved!(socket, received, recvmsg(fd, header, flags)))
 }
 
@@ -309,6 +310,7 @@ fn receive_many(
             }
         }
         mode.dont_wait |= flags & libc::MSG_WAITFORONE != 0;
+        mode.has_part = true;
         if limit.as_mut().is_some_and(|limit| limit.is_over()) {
             break;
         }
@@ -352,7 +354,7 @@ unsafe fn receive_each(
     let mut done = 0;
     for header in headers {
         // SAFETY: the caller's promise.
-        match unsafe { receive_header(socket, &mut header.msg_hdr, flags) } {
+        match unsafe { receive_header(socket, &mut header.msg_hdr, flags, done > 0) } {
             Ok(len) => header.msg_len = len.try_into().unwrap_or(c_uint::MAX),
             Err(error) if done == 0 => return Err(error),
             Err(error) => {

@@ -24,7 +24,8 @@ const PEEKED_BYTES_MAX: usize = 16 << 20;
 
 /// Mode of a call with these flags.
 pub(super) fn mode(flags: c_int) -> ReceiveMode {
-    ReceiveMode { dont_wait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 }
+    let is = |flag| flags & flag != 0;
+    ReceiveMode { dont_wait: is(libc::MSG_DONTWAIT), peek: is(libc::MSG_PEEK), has_part: false }
 }
 
 /// Number of the socket whose error queue a call reads; `None` if it reads none.
@@ -61,15 +62,16 @@ fn receive(
         Socket::Udp(udp) => receive_datagram(udp, vectors, flags, sender),
         Socket::Listener(_) if flags & libc::MSG_ERRQUEUE != 0 => Err(Errno::AGAIN),
         Socket::Listener(_) => Err(Errno::NOTCONN),
-        Socket::Stream(stream) => receive_bytes(stream, vectors, flags),
+        Socket::Stream(stream) => receive_bytes(stream, vectors, flags, false),
     }
 }
 
-/// Receives bytes of a connection.
+/// Receives bytes of a connection. A signal ends the wait of a call that `has_part`, in any case.
 pub(super) fn receive_bytes(
     stream: &Stream,
     vectors: Vectors<'_>,
     flags: c_int,
+    has_part: bool,
 ) -> Result<usize, Errno> {
     if flags & libc::MSG_ERRQUEUE != 0 {
         return Err(Errno::AGAIN);
@@ -90,6 +92,7 @@ pub(super) fn receive_bytes(
         peek: is(libc::MSG_PEEK),
         wait_all: is(libc::MSG_WAITALL),
         discard: is(libc::MSG_TRUNC),
+        has_part,
     };
     if vectors.len_bytes() == 0 {
         return stream.receive(std::iter::once(&mut [][..]), mode);
@@ -122,7 +125,7 @@ fn discard(stream: &Stream, len: usize, mode: StreamMode) -> Result<usize, Errno
     while done < len {
         let room = unwritten.len().min(len - done);
         let dont_wait = mode.dont_wait || done > 0 && !mode.wait_all;
-        let mode = StreamMode { dont_wait, ..mode };
+        let mode = StreamMode { dont_wait, has_part: mode.has_part || done > 0, ..mode };
         match stream.receive(std::iter::once(&mut unwritten[..room]), mode) {
             Ok(some) => {
                 done += some;

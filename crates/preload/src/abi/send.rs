@@ -25,6 +25,9 @@ use crate::udp::Udp;
 /// Bytes of the longest address (`struct sockaddr_storage`).
 const NAME_BYTES_MAX: socklen_t = 128;
 
+/// Flag of a call that sends nothing (linux/socket.h).
+const MSG_PROBE: c_int = 0x10;
+
 /// Mode of a call with these flags, on a UDP socket.
 fn datagram_mode(flags: c_int) -> DatagramMode {
     let is = |flag| flags & flag != 0;
@@ -32,6 +35,7 @@ fn datagram_mode(flags: c_int) -> DatagramMode {
         dont_wait: is(libc::MSG_DONTWAIT),
         more_follows: is(libc::MSG_MORE),
         is_urgent: is(libc::MSG_OOB),
+        is_probe: is(MSG_PROBE),
     }
 }
 

@@ -74,7 +74,7 @@ impl Listener {
                 Err(Errno::AGAIN) if self.has_ended() => return Err(Errno::INVAL),
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
                     drop(change);
-                    wait.readable(served.readiness()?)?;
+                    wait.readable(served.readiness()?, false)?;
                 }
                 accepted => break accepted.map(|(tcp, peer)| (tcp, peer, change))?,
             }
@@ -110,5 +110,5 @@ impl Listener {
 /// Waits until a listener is served and has a connection.
 fn await_turn(socket: &Arc<Socket>, wait: &mut CallWait) -> Result<(), Errno> {
     let number = table::numbers_of(socket).first().copied().ok_or(Errno::BADF)?;
-    abi::with_number(number, |descriptor| wait.readable(descriptor))
+    abi::with_number(number, |descriptor| wait.readable(descriptor, false))
 }

@@ -37,9 +37,9 @@ use crate::runtime::{
 };
 use crate::socket::{Socket, Takeover};
 use crate::start_error::GRANT;
-use crate::tcp_options::{Inherited, TcpSetting};
-use crate::udp_options::{lacking, timeout};
-use crate::{abi, fork_locks, passing, table};
+use crate::tcp_options::{Inherited, Packets, TcpSetting, is_accepted};
+use crate::udp_options::timeout;
+use crate::{abi, fork_locks, lacking, passing, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
@@ -130,12 +130,7 @@ impl Listener {
         }
         prepare()?;
         abi::prepare_to_close();
-        for option in lacking(descriptor) {
-            report!(
-                "forebay: {option} has no effect on the socket of {local}: if the program needs it, leave that port out of \
-                 --take"
-            );
-        }
+        lacking::report(descriptor, local, is_accepted);
         refuse_packets(descriptor).map_err(|error| {
             report!(
                 "forebay: cannot have the kernel drop the packets to {local}: {error}; some kernels (6.18 without \
@@ -418,7 +413,10 @@ impl Listener {
     fn adopt(&self, served: &Served, options: impl Iterator<Item = SocketOption>) {
         let settings: Vec<_> =
             options.filter_map(|option| TcpSetting::of(option, self.kernel())).collect();
-        served.tcp.set_option(|options| settings.iter().for_each(|setting| setting.apply(options)));
+        let packets = if self.local.is_ipv6() { Packets::Both } else { Packets::V4 };
+        served.tcp.set_option(|options| {
+            settings.iter().for_each(|setting| setting.apply(packets, options));
+        });
         self.adopt_fast_open(served);
         if let Ok(readiness) = served.readiness() {
             let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);

@@ -26,7 +26,7 @@ use rustix::net::{getpeername, getsockname};
 
 pub(crate) use self::inherit::{adopt, are_some_untouched, are_some_unused, forked, keep_locks};
 use self::part::DatagramPart;
-use crate::ancillary::{Arrival, scoped};
+use crate::ancillary::{Arrival, kept, scoped};
 use crate::corked::Corked;
 use crate::datagram::{Message, SocketFamily};
 use crate::errno::unconnected_errno;
@@ -35,8 +35,8 @@ use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
 use crate::runtime::{Runtime, is_taken, running_for_datagrams};
 use crate::socket::{Socket, Takeover};
-use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
-use crate::{abi, table};
+use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, timeout};
+use crate::{abi, lacking, table};
 
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Udp {
@@ -80,7 +80,7 @@ impl Udp {
     /// # Errors
     /// As `bind(2)`; `ENODEV` if the engine cannot be started.
     pub(crate) fn bind(descriptor: BorrowedFd<'_>, local: SocketAddr) -> Result<Takeover, Errno> {
-        let number = abi::number(descriptor);
+        let (number, local) = (abi::number(descriptor), kept(local));
         if !is_taken(FilterProtocol::Udp, local)
             || !table::has_slot(number)
             || !abi::is_plain(descriptor, FilterProtocol::Udp)
@@ -103,12 +103,7 @@ impl Udp {
         let place =
             |readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>| place(number, readiness, kernel);
         let socket = Self::open(runtime, of_kernel, |options| options.bind(local), place)?;
-        for option in lacking(socket.kernel()) {
-            report!(
-                "forebay: {option} has no effect on the socket of {local}: if the program needs it, leave that port out of \
-                 --take"
-            );
-        }
+        lacking::report(socket.kernel(), local, has_effect);
         if is_v6_address {
             abi::set_v6_only(socket.kernel());
         }

@@ -28,7 +28,7 @@ impl Udp {
             return Ok(peeked.map_or(0, |()| 1));
         }
         let mut batch = Datagrams::new();
-        self.attempt(mode.dont_wait, || self.udp.recv_batch(&mut batch, max))?;
+        self.attempt(mode, || self.udp.recv_batch(&mut batch, max))?;
         for (index, datagram) in batch.iter().enumerate() {
             each(index, &Message::Taken(datagram));
         }
@@ -45,7 +45,7 @@ impl Udp {
         }
         let mut buffer = PEEKED.try_with(RefCell::take).unwrap_or_default();
         buffer.resize(PAYLOAD_BYTES_MAX, 0);
-        let peeked = self.attempt(mode.dont_wait, || self.udp.peek_msg(&mut buffer));
+        let peeked = self.attempt(mode, || self.udp.peek_msg(&mut buffer));
         let result = peeked.map(|received| {
             received.map(|received| each(&Message::Peeked(&buffer[..received.len], &received)))
         });
@@ -58,7 +58,7 @@ impl Udp {
         self.check()?;
         self.begin_use()?;
         let mut len = 0;
-        let mode = ReceiveMode { dont_wait: true, peek: true };
+        let mode = ReceiveMode { dont_wait: true, peek: true, has_part: false };
         match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {
             Ok(_) | Err(Errno::AGAIN) => Ok(len),
             Err(error) => {
@@ -73,17 +73,17 @@ impl Udp {
     /// Attempts until there is something. `None` if `shutdown` has ended the waiting.
     fn attempt<T>(
         &self,
-        dont_wait: bool,
+        mode: ReceiveMode,
         mut attempt: impl FnMut() -> std::io::Result<T>,
     ) -> Result<Option<T>, Errno> {
         let mut wait = CallWait::default();
         loop {
             match attempt().map_err(|error| self.errno(&error)) {
-                Err(Errno::AGAIN) if !dont_wait && !self.settings.load().is_nonblocking => {
+                Err(Errno::AGAIN) if !mode.dont_wait && !self.settings.load().is_nonblocking => {
                     if self.has_ended(RECEIVING) {
                         return Ok(None);
                     }
-                    wait.readable(self.readiness()?)?;
+                    wait.readable(self.readiness()?, mode.has_part)?;
                 }
                 result => return result.map(Some),
             }

@@ -1,5 +1,7 @@
 //! Datagrams that are sent, whole or in parts.
 
+use std::borrow::Cow;
+
 use forebay::net::message::Transmit;
 use forebay_stack::socket::shown;
 use rustix::io::Errno;
@@ -10,7 +12,7 @@ use crate::corked::Envelope;
 use crate::datagram::{DatagramFamily, DatagramMode, OutgoingDatagram};
 use crate::option::SocketOption;
 use crate::socket::CallWait;
-use crate::udp_options::UDP_CORK;
+use crate::udp_options::{Settings, UDP_CORK};
 
 impl Udp {
     /// Sends a datagram, or a part of one. Of an outgoing message the parts are looked at in the kernel's order.
@@ -51,11 +53,16 @@ impl Udp {
                 true => DatagramFamily::V4,
                 false => DatagramFamily::V6,
             };
-            Ok((to, outgoing.control(family)?))
+            let control = outgoing.control(family)?;
+            control.check_link([to, self.local()])?;
+            Ok((to, control))
         };
         let is_part = mode.more_follows || self.corked.is_on();
-        if !is_part && self.corked.is_empty() {
+        if self.corked.is_empty() && (!is_part || mode.is_probe) {
             let envelope = envelope()?;
+            if mode.is_probe {
+                return self.probe(envelope).map(|()| len);
+            }
             self.check_sending()?;
             return self.send_whole(&outgoing.payload()?, envelope, mode.dont_wait);
         }
@@ -64,6 +71,8 @@ impl Udp {
             return Err(error);
         }
         let payload = match len {
+            // Nothing is added, and what there is may be whole.
+            ..=LENGTH_FIELD_MAX if mode.is_probe => Ok(Cow::default()),
             ..=LENGTH_FIELD_MAX => outgoing.payload(),
             _ => Err(Errno::MSGSIZE),
         };
@@ -71,6 +80,12 @@ impl Udp {
             self.send_whole(&payload, envelope, mode.dont_wait)?;
         }
         Ok(len)
+    }
+
+    /// Looks at the route of a datagram alone (`MSG_PROBE`).
+    fn probe(&self, envelope: Envelope) -> Result<(), Errno> {
+        let message = self.message(&[], envelope, &self.settings.load());
+        self.udp.check_msg(&message).map_err(|error| self.errno(&error))
     }
 
     fn check_sending(&self) -> Result<(), Errno> {
@@ -92,21 +107,11 @@ impl Udp {
     fn send_whole(
         &self,
         payload: &[u8],
-        (to, control): Envelope,
+        envelope: Envelope,
         dont_wait: bool,
     ) -> Result<usize, Errno> {
         let settings = self.settings.load();
-        let is_mapped = self.is_ipv6 && to.ip().to_canonical().is_ipv4();
-        let of_v4 = settings.v4_marks.filter(|_| is_mapped);
-        let message = Transmit {
-            source: control.source,
-            device: control.device,
-            // Options of an IPv6 socket for IPv4 are others than for IPv6.
-            traffic_class: control.traffic_class.or(of_v4.map(|(class, _)| class)),
-            ttl: control.ttl.or(of_v4.map(|(_, ttl)| ttl)),
-            gso_size: control.gso_size.unwrap_or(settings.gso_size),
-            ..Transmit::new(payload, to)
-        };
+        let message = self.message(payload, envelope, &settings);
         let mut wait = CallWait::default();
         loop {
             match self.udp.send_msg(&message).map_err(|error| self.errno(&error)) {
@@ -115,6 +120,26 @@ impl Udp {
                 }
                 result => return result,
             }
+        }
+    }
+
+    /// Datagram with what the program has set for it, and for all of the socket.
+    fn message<'a>(
+        &self,
+        payload: &'a [u8],
+        (to, control): Envelope,
+        settings: &Settings,
+    ) -> Transmit<'a> {
+        let is_mapped = self.is_ipv6 && to.ip().to_canonical().is_ipv4();
+        let of_v4 = settings.v4_marks.filter(|_| is_mapped);
+        Transmit {
+            source: control.source,
+            device: control.device,
+            // Options of an IPv6 socket for IPv4 are others than for IPv6.
+            traffic_class: control.traffic_class.or(of_v4.map(|(class, _)| class)),
+            ttl: control.ttl.or(of_v4.map(|(_, ttl)| ttl)),
+            gso_size: control.gso_size.unwrap_or(settings.gso_size),
+            ..Transmit::new(payload, to)
         }
     }
 }

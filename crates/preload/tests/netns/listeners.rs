@@ -116,6 +116,10 @@ for kind in socket.SOCK_DGRAM, socket.SOCK_STREAM:
     it.setsockopt(socket.SOL_SOCKET, 26, taken) # SO_ATTACH_FILTER
     it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 5)
     it.setsockopt(socket.SOL_SOCKET, 42, 0) # SO_PEEK_OFF
+    it.setsockopt(socket.SOL_SOCKET, 60, 1) # SO_ZEROCOPY
+    it.setsockopt(socket.IPPROTO_IP, socket.IP_OPTIONS, bytes([1, 1, 1, 0]))
+    it.setsockopt(*((17, 101, 1) if kind == socket.SOCK_DGRAM else (6, 27, 1))) # UDP_NO_CHECK6_TX, TCP_SAVE_SYN
+    it.setsockopt(socket.IPPROTO_IP, 21, 1) # IP_MINTTL, which they have
     it.bind(('10.9.0.1', 7))
 plain = socket.create_server(('10.9.0.1', 8))
 plain.shutdown(socket.SHUT_RD)
@@ -129,9 +133,11 @@ pub(crate) fn lacking_is_told() {
     let mut command = Command::new("python3");
     let (_, errors) = hosts.lines_and_errors(command.args(["-c", LACKING]), Some(config));
     let lines: Vec<_> = errors.lines().collect();
-    let names = ["SO_RCVLOWAT", "SO_PEEK_OFF", "SO_ATTACH_FILTER"];
-    assert_eq!(lines.len(), 2 * names.len(), "{errors}");
-    for (line, name) in lines.into_iter().zip(names.into_iter().cycle()) {
+    let of_all = ["SO_RCVLOWAT", "SO_PEEK_OFF", "SO_ZEROCOPY", "IP_OPTIONS"];
+    let of_kind = |own| of_all.into_iter().chain([own, "SO_ATTACH_FILTER"]);
+    let names: Vec<_> = of_kind("UDP_NO_CHECK6_TX").chain(of_kind("TCP_SAVE_SYN")).collect();
+    assert_eq!(lines.len(), names.len(), "{errors}");
+    for (line, name) in lines.into_iter().zip(names) {
         let is_told = line.contains(name) && line.contains("has no effect");
         assert!(is_told && line.contains("10.9.0.1:7"), "{errors}");
     }

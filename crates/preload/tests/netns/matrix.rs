@@ -26,6 +26,7 @@ const CALLS: &str = concat!(
     include_str!("matrix/states.py"),
     include_str!("matrix/vectors.py"),
     include_str!("matrix/settings.py"),
+    include_str!("matrix/marks.py"),
     include_str!("matrix/many.py"),
     include_str!("matrix/main.py"),
 );

@@ -46,6 +46,8 @@ pub struct UdpHeaders {
     /// Payload bytes of each datagram but the last, if the payload contains several
     /// (`UDP_SEGMENT`); else 0. The device, or the code that sends to it, segments the packet.
     pub gso_size: u16,
+    /// Identification of an IPv4 datagram that routers may fragment: of several, that of the first. `None`: none may (DF).
+    pub identification: Option<u16>,
 }
 
 /// Addresses of a segment whose TCP header and payload are in a frame already.
@@ -102,7 +104,10 @@ pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Head
                 return Err(HeaderError::TooLong);
             }
             push_udp(frame, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
-            push_ipv4(frame, *source.ip(), *destination.ip(), headers.ip(UDP), Ipv4Piece::WHOLE);
+            let piece = headers
+                .identification
+                .map_or(Ipv4Piece::WHOLE, |id| Ipv4Piece { id, flags_and_offset: 0 });
+            push_ipv4(frame, *source.ip(), *destination.ip(), headers.ip(UDP), piece);
             Network::Ipv4
         }
         (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
@@ -327,14 +332,22 @@ pub(super) mod tests {
         let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
         let link_addresses =
             Some(LinkAddresses { to: [2, 0, 0, 0, 0, 2], from: [2, 0, 0, 0, 0, 1] });
-        UdpHeaders { link_addresses, source, destination, ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
+        UdpHeaders {
+            link_addresses,
+            source,
+            destination,
+            ttl: DEFAULT_TTL,
+            tos: 0,
+            gso_size: 0,
+            identification: None,
+        }
     }
 
     proptest! {
         #[test]
         fn emitted_headers_parse_everywhere(
             payload in prop::collection::vec(any::<u8>(), 0..1500),
-            is_v6: bool, has_link: bool, ttl: u8, tos: u8, ports: (u16, u16),
+            is_v6: bool, has_link: bool, ttl: u8, tos: u8, ports: (u16, u16), identification: Option<u16>,
         ) {
             let of = |v4: &str, v6: &str, port| {
                 let ip = if is_v6 { v6 } else { v4 };
@@ -344,7 +357,7 @@ pub(super) mod tests {
                 source: of("192.0.2.1", "2001:db8::1", ports.0),
                 destination: of("198.51.100.7", "2001:db8:ffff::7", ports.1),
                 link_addresses: headers("0.0.0.0:1", "0.0.0.0:1").link_addresses.filter(|_| has_link),
-                ttl, tos, gso_size: 0,
+                ttl, tos, gso_size: 0, identification,
             };
             let mut frame = pool().allocate(2000).unwrap();
             frame.copy_from(&payload);
@@ -361,7 +374,9 @@ pub(super) mod tests {
             prop_assert_eq!(read.payload.slice(), &payload[..]);
             let checksum = match &read.net {
                 Some(NetHeaders::Ipv4(ip, _)) => {
-                    prop_assert_eq!((ip.time_to_live, ip.dont_fragment), (ttl, true));
+                    let is_whole = identification.is_none();
+                    prop_assert_eq!((ip.time_to_live, ip.dont_fragment), (ttl, is_whole));
+                    prop_assert_eq!(ip.identification, identification.unwrap_or(0));
                     prop_assert_eq!(ip.header_checksum, ip.calc_header_checksum());
                     prop_assert_eq!(ip.dscp.value() << 2 | ip.ecn.value(), tos);
                     udp.calc_checksum_ipv4(ip, &payload).unwrap()

@@ -275,7 +275,15 @@ mod tests {
         let of = |v4: &str, v6: &str| if is_v6 { v6 } else { v4 }.parse().unwrap();
         let source = of("192.0.2.1:53", "[2001:db8::1]:53");
         let destination = of("198.51.100.7:4000", "[2001:db8:ffff::7]:4000");
-        UdpHeaders { link_addresses: None, source, destination, ttl, tos, gso_size: 0 }
+        UdpHeaders {
+            link_addresses: None,
+            source,
+            destination,
+            ttl,
+            tos,
+            gso_size: 0,
+            identification: None,
+        }
     }
 
     /// Fragment offset, more-fragments flag and identification of an IP packet.

@@ -247,8 +247,15 @@ mod tests {
             frame.copy_from(&payload);
             let gso_size = u16::try_from(SEGMENT).unwrap();
             let (source, destination) = (address(1), address(2));
-            let to =
-                UdpHeaders { link_addresses: None, source, destination, ttl: 64, tos: 0, gso_size };
+            let to = UdpHeaders {
+                link_addresses: None,
+                source,
+                destination,
+                ttl: 64,
+                tos: 0,
+                gso_size,
+                identification: None,
+            };
             let headers = emit_udp(&mut frame, &to).unwrap();
             let len_bytes = frame.len_bytes();
             let mut packet = Packet::received(frame, Arrival(0), len_bytes, headers.link);

@@ -350,6 +350,8 @@ pub struct TcpOptions {
     /// Least time to live, or hop limit, of segments received: those from farther away are dropped (RFC 5082; `IP_MINTTL`,
     /// `IPV6_MINHOPCOUNT`).
     pub min_ttl: u8,
+    /// Of a listener of both families, these three for connections over IPv4; `None` for those of IPv6.
+    pub v4: Option<FamilyOptions>,
     /// Tells errors of the path of an open connection at once, and not only if it is given up (`IP_RECVERR`,
     /// `IPV6_RECVERR`).
     pub tells_path_errors: bool,
@@ -362,7 +364,32 @@ pub struct TcpOptions {
     pub timestamping: Timestamping,
 }
 
+/// Options that a socket of both families has for each of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FamilyOptions {
+    /// DSCP of packets sent, in the upper six bits.
+    pub tos: u8,
+    /// Time to live of packets sent.
+    pub ttl: u8,
+    /// Least time to live of segments received.
+    pub min_ttl: u8,
+}
+
+impl Default for FamilyOptions {
+    fn default() -> Self {
+        Self { tos: 0, ttl: DEFAULT_TTL, min_ttl: 0 }
+    }
+}
+
 impl TcpOptions {
+    /// Options of a listener's connection, by its family.
+    pub(super) fn inherited(mut self, is_ipv6: bool) -> Self {
+        if let Some(FamilyOptions { tos, ttl, min_ttl }) = self.v4.take().filter(|_| !is_ipv6) {
+            (self.tos, self.ttl, self.min_ttl) = (tos, ttl, min_ttl);
+        }
+        self
+    }
+
     /// Options of a new socket.
     pub(super) const DEFAULT: Self = Self {
         nodelay: false,
@@ -388,6 +415,7 @@ impl TcpOptions {
         tos: 0,
         ttl: DEFAULT_TTL,
         min_ttl: 0,
+        v4: None,
         tells_path_errors: false,
         unsent_limit: None,
         zero_copy: false,

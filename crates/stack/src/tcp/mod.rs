@@ -40,7 +40,9 @@ pub mod counters; // named as the kernel's
 pub mod error; //    named as the kernel's
 pub mod kernel_form; // what the kernel's calls read and write
 
-pub use config::{Algorithm, MtuProbing, SynCookies, TcpConfig, TcpOptions, Timestamping};
+pub use config::{
+    Algorithm, FamilyOptions, MtuProbing, SynCookies, TcpConfig, TcpOptions, Timestamping,
+};
 pub use connection::{
     BusyTime, IcmpMessage, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally,
     TcpInfo, WindowScales, WriteFlags,

@@ -284,6 +284,28 @@ fn host_with_link() -> Arc<NetState> {
     host_on(vec![on], sinks, NetConfig::TCP, |_| DeviceNeighbours::NoLink)
 }
 
+/// Without DF each datagram has its own identification, also those that leave as one packet.
+#[test]
+fn udp_18_routers_fragment_by_own_ids() {
+    let mut rig = Rig::new(32, DeviceNeighbours::NoLink);
+    let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
+    let mut send = |len, gso_size, may_routers_fragment| {
+        let marks = SentMarks { gso_size, may_routers_fragment, ..SentMarks::default() };
+        let mut transmitter = rig.queue.transmitter();
+        transmitter.gather(0, &rig.on, between, None, &vec![7; len], marks).unwrap();
+        drop(transmitter);
+        rig.flush();
+        let sent = rig.sink.take();
+        let bytes = sent[0].frame.data();
+        (u16::from_be_bytes([bytes[4], bytes[5]]), bytes[6])
+    };
+    assert_eq!(send(100, 0, false), (0, 0x40));
+    let (first, flags) = send(100, 0, true);
+    assert_eq!(flags, 0);
+    assert_eq!(send(3500, 1000, true), (first.wrapping_add(1), 0));
+    assert_eq!(send(0, 0, true), (first.wrapping_add(5), 0), "after four");
+}
+
 /// The datagrams of other flows wait on: their neighbour may not be where the answer goes.
 #[test]
 fn udp_14_answer_follows_waiting_datagrams() {

@@ -27,6 +27,16 @@ def peer():
         answer = "done"
         if word == "connect":
             tcp = socket.create_connection((rest.split()[1], int(rest.split()[2])) if rest else NEAR)
+        elif word == "knock":
+            try:
+                tcp = socket.create_connection((rest.split()[0], int(rest.split()[1])), 0.5)
+                tcp.settimeout(None)
+            except OSError as error:
+                answer = repr(error)
+        elif word == "watch":
+            watch = watched()
+        elif word == "seen":
+            answer = seen(watch, rest)
         elif word == "nodelay":
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         elif word == "send":

@@ -10,8 +10,8 @@ RANGES = (
     (socket.SOL_SOCKET, range(1, 84)), (socket.IPPROTO_TCP, range(1, 48)), (socket.IPPROTO_IP, range(1, 56)),
     (socket.IPPROTO_IPV6, range(1, 84)), (socket.IPPROTO_UDP, (1, 10, 100, 101, 102, 103, 104, 105)), (1041, (1,)), (-1, (1,)),
 )
-OF_ALL = [(socket.SOL_SOCKET, name) for name in (1, 2, 5, 6, 9, 10, 12, 15)] + [(socket.IPPROTO_IP, name) for name in (1, 2, 10, 15, 24)]
-OF_V6 = [(socket.IPPROTO_IPV6, name) for name in (16, 23, 26, 67, 78)]
+OF_ALL = [(socket.SOL_SOCKET, name) for name in (1, 2, 5, 6, 9, 10, 12, 15)] + [(socket.IPPROTO_IP, name) for name in (1, 2, 10, 15, 21, 24)]
+OF_V6 = [(socket.IPPROTO_IPV6, name) for name in (16, 23, 26, 62, 67, 73, 78)]
 OF_UDP = [(socket.IPPROTO_UDP, name) for name in (103, 104)] + [(socket.IPPROTO_IP, name) for name in (8, 12, 13, 20)]
 OF_TCP = [(socket.IPPROTO_TCP, name) for name in (1, 3, 4, 5, 6, 8, 9, 18, 23, 25, 34)]
 

@@ -46,9 +46,9 @@ def calls_of_c(it, tell, signals):
     libc = ctypes.CDLL(None, use_errno=True)
     room = ctypes.create_string_buffer(100_000)
 
-    def call(name, *arguments):
+    def call(name, *arguments, on=it):
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        result = getattr(libc, name)(it.fileno(), *arguments)
+        result = getattr(libc, name)(on.fileno(), *arguments)
         return result if result >= 0 else ERRNO[ctypes.get_errno()]
 
     def all_restart(restart):
@@ -70,4 +70,37 @@ def calls_of_c(it, tell, signals):
             answer = say(f"send of C, {restart}, {micros}", send_without_room, it, tell, call, room, signals)
             if answer == 1000:
                 tell("read 1000")
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            it.setsockopt(socket.SOL_SOCKET, option, bytes(16))
+        parts_received(it, tell, call, room, restart)
     all_restart(False)
+
+
+def parts_received(it, tell, call, room, restart):
+    """A signal ends a call that has received a part in any case."""
+    for flags in (socket.MSG_WAITALL, socket.MSG_WAITALL | socket.MSG_TRUNC, socket.MSG_WAITALL | socket.MSG_PEEK):
+        tell("send 3")
+        await_bytes(it, 3)
+        late = threading.Timer(0.3, tell, ["send 3"])
+        late.start()
+        answer = say(f"recv of C, {restart}, flags {flags}", call, "recv", room, 6, flags)
+        late.join()
+        left = 6 if flags & socket.MSG_PEEK else 6 - answer
+        await_bytes(it, left)
+        say("left", it.recv, left or 1, socket.MSG_DONTWAIT)
+    for udp in (bound_datagrams(), it):
+        tell("datagram 3" if udp is not it else "send 3")
+        await_event(udp, select.POLLIN)
+        late = threading.Timer(0.3, tell, ["datagram 3" if udp is not it else "send 3"])
+        late.start()
+        many = messages([3, 3])
+        say(f"recvmmsg of C, {restart}", lambda: call("recvmmsg", many, 2, 0, None, on=udp))
+        late.join()
+        got = sum(header.len for header in many)
+        print("received:", got)
+        udp.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # the kernel keeps the signal as an error
+        if udp is not it:
+            udp.close()
+        elif got < 6:
+            await_bytes(it, 6 - got)
+            it.recv(6 - got)

@@ -140,6 +140,7 @@ impl ConnectionOptions {
             min_ttl: rare.min_ttl,
             zero_copy: rare.zero_copy,
             timestamping: rare.timestamping,
+            v4: None,
         }
     }
 }

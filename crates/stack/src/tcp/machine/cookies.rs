@@ -125,7 +125,7 @@ impl Tcp {
         };
         self.counters.syncookies_recv.add(1);
         let entry = self.sockets.at(listener)?;
-        let options = entry.options();
+        let options = entry.options().inherited(flow.is_ipv6());
         let offset = self.secret.timestamp_offset(flow);
         let stamps = segment.options.timestamps.filter(|_| self.config.timestamps);
         let agreed = stamps.map_or_else(Agreed::default, |stamps| {

@@ -5,6 +5,7 @@ use std::num::NonZeroU8;
 use std::sync::atomic::Ordering;
 
 use forebay_rx::packet::Packet;
+use forebay_rx::parse::Network;
 
 use super::super::config::{RTO_INITIAL_US, SynCookies, TcpOptions};
 use super::super::connection::{
@@ -61,7 +62,8 @@ impl Tcp {
     pub(super) fn is_too_far_for(&self, listener: u32, packet: Option<&Packet>) -> bool {
         let is_too_far = match (self.sockets.at(listener).map(|entry| &entry.kind), packet) {
             (Some(Kind::Listener(listener)), Some(packet)) => {
-                is_too_far(packet, listener.options.min_ttl)
+                let is_ipv6 = packet.headers.network == Network::Ipv6;
+                is_too_far(packet, listener.options.inherited(is_ipv6).min_ttl)
             }
             _ => false,
         };
@@ -85,7 +87,8 @@ impl Tcp {
         else {
             return;
         };
-        let (options, socket) = (listener.options, TcpSocket { index, generation: *generation });
+        let options = listener.options.inherited(flow.is_ipv6());
+        let socket = TcpSocket { index, generation: *generation };
         let requests = listener.queues.requests.load(Ordering::Relaxed);
         // A SYN that reopens a connection in TIME-WAIT has a place in any case (`tcp_conn_request`). One more than the
         // backlog fits, as in the kernel since 6.13 (`inet_csk_reqsk_queue_is_full`).
@@ -405,7 +408,9 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) {
-        let Some(options) = self.sockets.at(listener).map(|entry| entry.options()) else {
+        let is_ipv6 = request.flow.is_ipv6();
+        let entry = self.sockets.at(listener);
+        let Some(options) = entry.map(|entry| entry.options().inherited(is_ipv6)) else {
             self.forget_flow(&request.flow);
             out.pool.put(packet.frame);
             return;
@@ -433,7 +438,8 @@ impl Tcp {
     }
 
     pub(super) fn options_of(&self, request: &Request) -> Option<TcpOptions> {
-        self.entry(request.listener).ok().map(|entry| entry.options())
+        let entry = self.entry(request.listener).ok()?;
+        Some(entry.options().inherited(request.flow.is_ipv6()))
     }
 
     /// Forgets a handshake, and its flow.

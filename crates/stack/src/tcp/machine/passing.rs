@@ -124,7 +124,7 @@ impl Tcp {
             &passed.flow,
             socket,
             passed.agreed,
-            &entry.options(),
+            &entry.options().inherited(passed.flow.is_ipv6()),
             &self.config,
             passed.mtu_bytes,
             out.now_us,

@@ -1,7 +1,7 @@
 //! Segments of a stranger who sees the connection.
 
 use forebay_stack::network::{NetworkDrop, Prefix};
-use forebay_stack::tcp::{State, TcpConfig, TcpError, TcpOptions};
+use forebay_stack::tcp::{FamilyOptions, State, TcpConfig, TcpError, TcpOptions};
 use proptest::prelude::*;
 
 use super::forged::{Forged, bytes_of, say};
@@ -145,6 +145,25 @@ fn tcp_17_far_syn_reopens_nothing() {
     assert_eq!(say(&mut pair, 1000, &Forged::plain(SYN, 0), (100_000, 0)), None);
     let tcp = &pair.hosts[1].tcp;
     assert_eq!((tcp.time_wait_count(), tcp.counters().min_ttl_drop.get()), (1, 1));
+}
+
+/// A listener of both families has a limit for each (`IP_MINTTL`, `IPV6_MINHOPCOUNT`).
+#[test]
+fn tcp_17_families_have_own_limits() {
+    let far = FamilyOptions { min_ttl: 255, ..FamilyOptions::default() };
+    // Those of IPv6 first: the SYNs are of IPv4, with a TTL of 64.
+    let near = FamilyOptions::default();
+    for (min_ttl, v4, is_answered) in
+        [(255, Some(near), true), (0, Some(far), false), (255, None, false), (0, None, true)]
+    {
+        let mut pair = lone();
+        let listener = listen(&mut pair, None);
+        let options = pair.hosts[1].tcp.options(listener).unwrap();
+        let options = TcpOptions { min_ttl, v4, ..options };
+        pair.call(1, |tcp, out| tcp.set_options(listener, options, out)).unwrap();
+        let answer = say(&mut pair, 1000, &Forged::plain(SYN, 0), (0, 0));
+        assert_eq!(answer.is_some(), is_answered, "{min_ttl} {v4:?}");
+    }
 }
 
 /// Two hosts of which nobody hears the other.
