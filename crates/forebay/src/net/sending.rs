@@ -118,7 +118,7 @@ impl Endpoint {
         let to = plain(of.destination);
         self.check(of, to)?;
         let routes = self.shared.routes();
-        let (device, _) = self.route(of, to, &routes)?;
+        let Way { device, .. } = self.route(of, to, &routes)?;
         self.check_broadcast(to, &routes.identity(device))
     }
 

@@ -629,6 +629,6 @@ impl fmt::Debug for TcpStream {
 
 /// Options without those whose reports cannot be read here: nothing queues what nobody takes.
 pub(super) fn without_reports(options: TcpOptions) -> TcpOptions {
-    let TcpOptions { zero_copy, timestamping, .. } = TcpOptions::DEFAULT;
+    let TcpOptions { zero_copy, timestamping, .. } = TcpOptions::default();
     TcpOptions { zero_copy, timestamping, ..options }
 }
