@@ -194,7 +194,7 @@ struct Idle {
     reuse_port: Option<ReusePort>,
     /// Error of the connection that was ended here, to be told by the next call.
     error: Option<TcpError>,
-    /// Its error queue.
+    /// Error queue of that connection.
     errors: OnDemand<ErrorQueue>,
 }
 
