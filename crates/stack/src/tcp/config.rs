@@ -269,7 +269,7 @@ impl Timestamping {
     /// All flags that the kernel knows.
     const ALL: Self = Self((1 << 19) - 1);
 
-    /// These and those.
+    /// Flags of both.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {
         Self(self.0 | others.0)
