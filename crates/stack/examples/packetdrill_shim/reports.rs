@@ -21,7 +21,7 @@ const TIMES: usize = 3;
 /// A control message: level, type and data.
 pub(crate) type Control = ((i32, i32), Vec<u8>);
 
-/// Result of `recvmsg` of the error queue.
+/// Result of `recvmsg` from the error queue.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) controls: Vec<Control>,

@@ -77,7 +77,7 @@ pub(super) struct ErrorQueue {
 #[derive(Debug)]
 struct Held {
     reports: VecDeque<TcpReport>,
-    /// Those among them that tell zero-copy writes.
+    /// Number of those among them that tell zero-copy writes.
     told_writes: usize,
     /// Zero-copy writes that are not acknowledged.
     writes: VecDeque<Writes>,

@@ -21,7 +21,7 @@ pub struct Tally {
     pub data_segs_in: u32,
     /// Segments delivered to the peer, the SYN counted.
     pub delivered: u32,
-    /// Segments among them whose ACKs told of congestion (`delivered_ce`).
+    /// Number of those among them whose ACKs told of congestion (`delivered_ce`).
     pub delivered_ce: u32,
     /// Segments that the peer says to have got twice (`dsack_dups`).
     pub dsack_dups: u16,

@@ -33,7 +33,7 @@ pub struct WriteFlags {
     pub zero_copy: bool,
     /// The caller goes on with what is not taken: times are those of the end.
     pub waits: bool,
-    /// Set for the rest of a call that has written other bytes before.
+    /// Rest of the bytes of a call that has written others before.
     pub is_rest: bool,
 }
 
