@@ -48,6 +48,9 @@ const IS_MAPPED: u8 = 1;
 const IS_CLOSED: u8 = 2;
 const IS_TAKEN: u8 = 4;
 
+/// Pair of a descriptor that is polled.
+type Pair = (ReadinessSetter, Arc<ReadinessDescriptor>);
+
 /// Kind of the handle that makes a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
@@ -404,10 +407,7 @@ impl TcpStream {
     /// descriptor, if there was one. `wake` is called, with locks held, when there are news for that handle. `None` if the
     /// connection was taken over before.
     #[must_use]
-    pub fn take_over(
-        &self,
-        wake: Waker,
-    ) -> Option<(Self, Option<(ReadinessSetter, Arc<ReadinessDescriptor>)>)> {
+    pub fn take_over(&self, wake: Waker) -> Option<(Self, Option<Pair>)> {
         let take = || self.0.flags.fetch_or(IS_TAKEN, Ordering::AcqRel) & IS_TAKEN == 0;
         if !self.0.call(|_, _| take()) {
             return None;
