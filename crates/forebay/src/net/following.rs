@@ -131,7 +131,7 @@ impl NetState {
             let changes = before.into_iter().zip(mtus());
             let changes: Vec<_> =
                 changes.map(|(before, now)| MtuChange::new(before, now)).collect();
-            self.mtu_walk.begin(&changes, self.tcp.indices().len());
+            self.mtu_walk.begin(&changes, self.tcp.shard_count());
             if read.is_err() {
                 *following.has_unread() = true;
             }

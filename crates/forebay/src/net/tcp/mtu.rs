@@ -101,7 +101,7 @@ impl NetState {
             end < tcp.slots()
         });
         if !has_more {
-            (*shard, *slot) = ((*shard + 1) % self.tcp.indices().len(), 0);
+            (*shard, *slot) = ((*shard + 1) % self.tcp.shard_count(), 0);
             *shards_left = shards_left.saturating_sub(1);
         }
         if *shards_left == 0 {
@@ -171,7 +171,7 @@ mod tests {
             .map(|port| TcpStream::begin_connect(&net, to(port)).unwrap())
             .collect();
         let mtus = || streams.iter().map(|stream| stream.info().unwrap().path_mtu_bytes);
-        let shards = net.0.tcp.indices().len();
+        let shards = net.0.tcp.shard_count();
         let (state, walk) = (Arc::clone(&net.0), &net.0.mtu_walk);
         let set = |before, now| walk.begin(&[MtuChange::new(before, now)], shards);
         set(1500, 1300);

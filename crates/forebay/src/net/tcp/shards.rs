@@ -173,8 +173,13 @@ impl TcpShards {
         self.clock.now_ns() / 1000
     }
 
+    /// Number of shards.
+    pub(in crate::net) fn shard_count(&self) -> usize {
+        self.shards.len()
+    }
+
     /// Indices of all shards.
-    pub(in crate::net) fn indices(&self) -> impl ExactSizeIterator<Item = ShardIndex> + use<> {
+    pub(super) fn indices(&self) -> impl ExactSizeIterator<Item = ShardIndex> + use<> {
         (0..self.shards.len()).map(ShardIndex)
     }
 
