@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
@@ -13,8 +13,8 @@ use rustix::net::{
 
 use super::name::RelayId;
 
-/// Bytes of a question: number of the connection, and a descriptor's.
-const QUESTION_BYTES: usize = 8 + 4;
+/// Bytes of a question: number of the connection.
+const QUESTION_BYTES: usize = 8;
 
 /// Room for one descriptor in a message.
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(1));
@@ -26,8 +26,6 @@ const NO: [u8; 1] = [0];
 /// Connection that a process wants to use, and where it waits for the answer.
 pub(super) struct Question {
     pub(super) id: RelayId,
-    /// Number that the asking process has for it.
-    pub(super) number: RawFd,
     answer: Hidden,
 }
 
@@ -46,11 +44,10 @@ pub(super) fn ways() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 /// Asks the owner to have a connection used by the kernel's calls, and waits until it is. `None` if the owner has ended, or
 /// cannot.
-pub(super) fn ask(owner: BorrowedFd<'_>, id: RelayId, number: RawFd) -> Option<Answer> {
+pub(super) fn ask(owner: BorrowedFd<'_>, id: RelayId) -> Option<Answer> {
     let flags = SocketFlags::CLOEXEC;
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
-    let question = [&id.0.to_ne_bytes()[..], &number.to_ne_bytes()].concat();
-    pass(owner, &question, Some(far.as_fd()), SendFlags::NOSIGNAL).ok()?;
+    pass(owner, &id.0.to_ne_bytes(), Some(far.as_fd()), SendFlags::NOSIGNAL).ok()?;
     // The owner's copy is the last: its end ends the wait.
     drop(far);
     let mut answer = NO;
@@ -68,9 +65,11 @@ impl Question {
                 return None;
             }
             let question = || {
-                let (id, rest) = bytes.get(..len)?.split_first_chunk()?;
-                let number = RawFd::from_ne_bytes(*rest.first_chunk()?);
-                Some(Self { id: RelayId(u64::from_ne_bytes(*id)), number, answer: Hidden::new(passed?).ok()? })
+                let id = bytes.get(..len)?.first_chunk()?;
+                Some(Self {
+                    id: RelayId(u64::from_ne_bytes(*id)),
+                    answer: Hidden::new(passed?).ok()?,
+                })
             };
             if let Some(question) = question() {
                 return Some(question);
@@ -150,14 +149,14 @@ mod tests {
         let (asks, owners) = ways().unwrap();
         for has_other in [false, true] {
             std::thread::scope(|scope| {
-                let asked = scope.spawn(|| ask(asks.as_fd(), RelayId(9), 7));
+                let asked = scope.spawn(|| ask(asks.as_fd(), RelayId(9)));
                 let question = loop {
                     match Question::next(owners.as_fd()) {
                         Some(question) => break question,
                         None => std::thread::yield_now(),
                     }
                 };
-                assert_eq!((question.id, question.number), (RelayId(9), 7));
+                assert_eq!((question.id, question.number), (RelayId(9)));
                 question.answer(has_other.then_some(owners.as_fd()));
                 let answer = asked.join().unwrap().unwrap();
                 assert_eq!(matches!(answer, Answer::Other(_)), has_other);
@@ -169,18 +168,18 @@ mod tests {
     fn exe_5_owners_end_refuses_question() {
         let (asks, owners) = ways().unwrap();
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| ask(asks.as_fd(), RelayId(1), 3));
+            let asked = scope.spawn(|| ask(asks.as_fd(), RelayId(1)));
             let mut questions = std::iter::from_fn(|| Some(Question::next(owners.as_fd())));
             questions.find_map(|question| question).unwrap().refuse();
             assert!(asked.join().unwrap().is_none());
         });
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| ask(asks.as_fd(), RelayId(1), 3));
+            let asked = scope.spawn(|| ask(asks.as_fd(), RelayId(1)));
             std::thread::yield_now();
             drop(owners);
             assert!(asked.join().unwrap().is_none());
         });
-        assert!(ask(asks.as_fd(), RelayId(1), 3).is_none());
+        assert!(ask(asks.as_fd(), RelayId(1)).is_none());
     }
 
     #[test]

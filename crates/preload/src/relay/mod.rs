@@ -187,9 +187,9 @@ impl Part {
         self.desk.is_some() && FORKS_MADE.load(Ordering::Acquire) != self.forks_made
     }
 
-    fn ask(&self, number: RawFd) -> Option<Answer> {
+    fn ask(&self) -> Option<Answer> {
         let desk = self.desk.as_ref()?;
-        ask::ask(desk.asks.as_fd(), self.id, number)
+        ask::ask(desk.asks.as_fd(), self.id)
     }
 
     /// Closes this process's copies of the hidden ends, which the owner's names tell from other files at their numbers.
@@ -271,7 +271,7 @@ pub(crate) fn give(number: RawFd) {
 }
 
 fn hand_over(number: RawFd, found: &Found, stream: &Stream) -> bool {
-    let Some(answer) = stream.part.ask(number) else { return false };
+    let Some(answer) = stream.part.ask() else { return false };
     let replaced = match &answer {
         Answer::Same => Ok(()),
         Answer::Other(other) => {

@@ -19,10 +19,10 @@ use super::ask::Question;
 use super::name::{PairIndex, RelayId, RelayName};
 use super::pump::{self, CHUNK_BYTES, Directions, Pumped, has_hung_up, pump};
 use super::{Desk, MAY_BE_ELSEWHERE, change};
+use crate::abi;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::tcp_options::TIMEOUTS;
-use crate::abi;
 
 /// Keys of the thread's descriptors; those of relays follow.
 const ASKED: u64 = 0;

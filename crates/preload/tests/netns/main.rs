@@ -103,6 +103,7 @@ fn main() {
         ("exe_5_passed_connections_are_used", relays::passed_echo),
         ("exe_5_inherited_connections_are_the_kernels", relays::ways_are_the_kernels),
         ("exe_5_inherited_connection_outlives_parents_exit", relays::owner_exits),
+        ("exe_5_streams_are_written_at_exit", relays::streams_are_written),
         ("exe_5_children_see_owners_end", relays::owner_is_killed),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),

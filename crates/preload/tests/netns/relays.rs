@@ -104,20 +104,27 @@ pub(crate) fn children_echo(via: &str) {
 }
 
 /// Has children run another program on the connection: as standard input and output, set by the child, by the C library's
-/// `posix_spawn`, and by a child in its parent's memory.
+/// `posix_spawn`, and by a child in its parent's memory; or at the number that the parent has.
 const PROGRAMS: &str = "
 def cat(connection):
     os.dup2(connection.fileno(), 0)
     os.dup2(connection.fileno(), 1)
     os.execvp('cat', ['cat'])
-fork_for(10, cat)
+def cat_there(connection):
+    connection.set_inheritable(True)
+    os.execvp('sh', there(connection))
+there = lambda connection: ['sh', '-c', 'cat <&%d >&%d' % ((connection.fileno(),) * 2)]
+fork_for(5, cat)
+fork_for(5, cat_there)
 for index in range(10):
     connection, peer = listener.accept()
     ends = [(os.POSIX_SPAWN_DUP2, connection.fileno(), end) for end in (0, 1)]
-    if index % 2:
+    if index % 4 == 1:
         os.posix_spawn('/bin/cat', ['cat'], os.environ, file_actions=ends)
-    else:
+    elif index % 4:
         subprocess.Popen(['cat'], stdin=connection, stdout=connection)
+    else:
+        subprocess.Popen(there(connection), pass_fds=[connection.fileno()])
     connection.close()
 ";
 
@@ -213,6 +220,31 @@ pub(crate) fn owner_exits() {
     let ours = run(Some(CONFIG));
     assert_eq!(ours.1, [b"late", b"late"]);
     assert_eq!(ours, run(None));
+}
+
+/// Writes to a stream of the C library, duplicates its descriptor, and ends without a call more.
+const STREAM: &str = "
+import ctypes, fcntl
+connection, peer = listener.accept()
+number = connection.detach()
+c = ctypes.CDLL(None)
+c.fdopen.restype = ctypes.c_void_p
+stream = ctypes.c_void_p(c.fdopen(number, b'r+'))
+c.fputs(b'late', stream)
+fcntl.fcntl(number, fcntl.F_DUPFD, 300)
+";
+
+/// What a stream holds at the exit is sent, and the connection ends despite duplicates.
+pub(crate) fn streams_are_written() {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + STREAM;
+    thread::scope(|scope| {
+        let client = scope.spawn(|| read_all(&hosts, &mpsc::channel().0));
+        let server = &mut Command::new("python3");
+        let lines = hosts.lines_and_errors(server.args(["-c", &program]), Some(CONFIG));
+        assert_eq!(client.join().unwrap(), b"late");
+        assert_eq!(lines, (vec![], String::new()));
+    });
 }
 
 /// Children see the end of their connections if their parent is killed.
@@ -455,11 +487,32 @@ def shut_in_parent(connection):
     os.waitpid(child, 0)
     connection.close()
 
+def used_late(act):
+    def way(connection):
+        begin = os.pipe()
+        def late(connection):
+            os.read(begin[0], 1)
+            say(said(connection.recv, 100) in (b'', 'ECONNRESET'))
+        child = in_child(late, connection, False)
+        act(connection)
+        connection.close()
+        os.write(begin[1], b'x')
+        os.waitpid(child, 0)
+    return way
+
+def see_reset(connection):
+    connection.sendall(b'go')
+    waits = select.poll()
+    waits.register(connection, select.POLLRDHUP)
+    waits.poll()
+
+shut = lambda connection: connection.shutdown(socket.SHUT_RDWR)
 forks = lambda act: lambda connection: in_child(act, connection)
 ways = [forks(exits), forks(answers_after_end), forks(ends_first), ended_before, forks(names),
     forks(names_of_another_program), forks(waited_for(polls)), forks(waited_for(epolls)),
     forks(waited_for(selects)), epolled_before, nonblocking, used_by_both, parent_waits, forks(leaves_unread),
-    closed_by_both, closed_late_by_child, grandchild, forks(stream_of_c), stream_of_c, shut_in_parent]
+    closed_by_both, closed_late_by_child, grandchild, forks(stream_of_c), stream_of_c, shut_in_parent,
+    used_late(see_reset), used_late(shut)]
 for way in ways:
     connection, connection_peer = listener.accept()
     way(connection)
@@ -468,7 +521,7 @@ for way in ways:
 
 /// Opens a connection for each of the [ways](WAYS), and prints what comes.
 const CLIENT: &str = "
-import errno, socket, time
+import errno, socket, struct, time
 
 def ends(connection):
     data = b''
@@ -505,10 +558,15 @@ def thrice(connection):
     print(connection.recv(5), flush=True)
     says(connection, b'third')
 
+def resets(connection):
+    connection.recv(2)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+    connection.close()
+
 nothing = lambda connection: None
 line = lambda connection: says(connection, b'line\\n')
 for way in [says, many_and_end, after_end, few_and_end, says, nothing, says, says, says, after_go, after_go, thrice, after_go,
-        says, says, nothing, says, line, line, nothing]:
+        says, says, nothing, says, line, line, nothing, resets, nothing]:
     while True:
         try:
             connection = socket.create_connection(('10.9.0.1', 7), 60)
@@ -539,6 +597,6 @@ pub(crate) fn ways_are_the_kernels() {
         })
     };
     let (kernels, ours) = (run(None), run(Some(CONFIG)));
-    assert_eq!(kernels.1.len(), 22, "{kernels:?}");
+    assert_eq!(kernels.1.len(), 24, "{kernels:?}");
     assert_eq!(ours, kernels);
 }
