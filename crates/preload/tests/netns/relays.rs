@@ -234,7 +234,7 @@ c.fputs(b'late', stream)
 fcntl.fcntl(number, fcntl.F_DUPFD, 300)
 ";
 
-/// What a stream holds at the exit is sent, and the connection ends despite duplicates.
+/// Bytes that a stream holds at the exit are sent, and the connection ends despite duplicates.
 pub(crate) fn streams_are_written() {
     let hosts = Hosts::new();
     let program = BEGIN.to_owned() + STREAM;

@@ -26,6 +26,9 @@ use super::connect;
 use super::shards::{Reserved, ShardSocket};
 use super::wait::{Polled, StreamWatch, Watch};
 
+/// Ends by which pollers of a connection are notified.
+type ReadinessPair = (ReadinessSetter, Arc<ReadinessDescriptor>);
+
 /// A TCP connection of a [`Net`].
 ///
 /// Handles are cheap to clone; the connection is closed with the last one. Any number of threads may
@@ -403,10 +406,7 @@ impl TcpStream {
     /// descriptor, if there was one. `wake` is called, with locks held, when there are news for that handle. `None` if the
     /// connection was taken over before.
     #[must_use]
-    pub fn take_over(
-        &self,
-        wake: Waker,
-    ) -> Option<(Self, Option<(ReadinessSetter, Arc<ReadinessDescriptor>)>)> {
+    pub fn take_over(&self, wake: Waker) -> Option<(Self, Option<ReadinessPair>)> {
         let take = || self.0.flags.fetch_or(IS_TAKEN, Ordering::AcqRel) & IS_TAKEN == 0;
         if !self.0.call(|_, _| take()) {
             return None;
