@@ -26,9 +26,6 @@ use super::connect;
 use super::shards::{Reserved, ShardSocket};
 use super::wait::{Polled, StreamWatch, Watch};
 
-/// Ends by which pollers of a connection are notified.
-type ReadinessPair = (ReadinessSetter, Arc<ReadinessDescriptor>);
-
 /// A TCP connection of a [`Net`].
 ///
 /// Handles are cheap to clone; the connection is closed with the last one. Any number of threads may
@@ -50,6 +47,9 @@ enum CallKind {
 const IS_MAPPED: u8 = 1;
 const IS_CLOSED: u8 = 2;
 const IS_TAKEN: u8 = 4;
+
+/// Pair of a descriptor that is polled.
+type Pair = (ReadinessSetter, Arc<ReadinessDescriptor>);
 
 /// Kind of the handle that makes a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -406,7 +406,7 @@ impl TcpStream {
     /// descriptor, if there was one. `wake` is called, with locks held, when there are news for that handle. `None` if the
     /// connection was taken over before.
     #[must_use]
-    pub fn take_over(&self, wake: Waker) -> Option<(Self, Option<ReadinessPair>)> {
+    pub fn take_over(&self, wake: Waker) -> Option<(Self, Option<Pair>)> {
         let take = || self.0.flags.fetch_or(IS_TAKEN, Ordering::AcqRel) & IS_TAKEN == 0;
         if !self.0.call(|_, _| take()) {
             return None;
