@@ -128,9 +128,9 @@ impl Rig {
             NetworkVerdict::Answer(packet) => self.is_answer(packet),
             NetworkVerdict::Heard(packet, heard) if heard.is_answer => self.is_answer(packet),
             NetworkVerdict::Heard(packet, _) => self.pool.put(packet.frame),
-            NetworkVerdict::Taken(packet) | NetworkVerdict::Refused(packet, _) => {
-                self.pool.put(packet.frame)
-            }
+            NetworkVerdict::Taken(packet)
+            | NetworkVerdict::Refused(packet, _)
+            | NetworkVerdict::TooBig(packet, _) => self.pool.put(packet.frame),
             NetworkVerdict::Segment(packet) => {
                 assert!(self.has_tcp, "a layer that takes no TCP passed it on");
                 self.is_good(&packet, Transport::Tcp);

@@ -87,14 +87,13 @@ const OF_IPV6: [(i32, &str); 23] = [
 ];
 
 /// Options of TCP.
-const OF_TCP: [(i32, &str); 8] = [
+const OF_TCP: [(i32, &str); 7] = [
     (libc::TCP_THIN_DUPACK, "TCP_THIN_DUPACK"),
     (libc::TCP_SAVE_SYN, "TCP_SAVE_SYN"),
     (libc::TCP_INQ, "TCP_INQ"),
     (libc::TCP_REPAIR, "TCP_REPAIR"),
     // Not in the crate libc (linux/tcp.h).
     (37, "TCP_TX_DELAY"),
-    (44, "TCP_RTO_MAX_MS"),
     (45, "TCP_RTO_MIN_US"),
     (46, "TCP_DELACK_MAX_US"),
 ];

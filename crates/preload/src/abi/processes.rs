@@ -1,6 +1,7 @@
 //! Begin, forks and end of the process.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,13 @@ use crate::runtime::finish;
 /// Longest wait at the end of the process for the bytes of streams, and pause between two looks.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 const FLUSH_LOOK: Duration = Duration::from_millis(1);
+
+/// Status with which the process ends, once `exit` has begun.
+static STATUS: AtomicI32 = AtomicI32::new(0);
+
+unsafe extern "C" {
+    fn on_exit(run: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+}
 
 /// # Safety
 /// As `_exit(2)`.
@@ -59,8 +67,9 @@ extern "C" fn in_child() {
 
 /// Runs in the parent after a fork.
 extern "C" fn in_parent() {
-    crate::fork_locks::release();
+    // First: a thread that waits for a lock to close a connection looks at it next.
     crate::relay::note_fork();
+    crate::fork_locks::release();
     critical::leave();
 }
 
@@ -71,27 +80,40 @@ extern "C" fn loaded() {
     // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread
     // has; if these are all, it takes one of them once more, and locks a file unless another process has. None waits.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    // SAFETY: the function lives as long as the process, and does not use its argument.
+    unsafe { on_exit(keep_status, std::ptr::null_mut()) };
     crate::runtime::prepare_at_start();
 }
 
 /// Runs when the process ends by `exit` or by the end of `main`.
 extern "C" fn ended() {
-    if crate::runtime::desk().is_some_and(|desk| desk.are_some()) {
-        flush_streams();
-    }
+    let has_relays = crate::runtime::desk().is_some_and(|desk| desk.are_some());
+    let are_written = !has_relays || write_streams();
     crate::runtime::finish();
+    if !are_written {
+        // The C library would write them once more, and wait for the lock that the thread has.
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(STATUS.load(Ordering::Relaxed)) };
+    }
 }
 
-/// Writes what the program's streams hold, which the C library does later, when connections have ended. A stream that another
-/// thread has locked, or whose peer reads no more, is given up.
-fn flush_streams() {
+/// Keeps the status with which the process ends.
+extern "C" fn keep_status(status: c_int, _: *mut c_void) {
+    STATUS.store(status, Ordering::Relaxed);
+}
+
+/// Writes what the program's streams hold, which the C library does later, when connections have ended. False if a stream is
+/// given up, which another thread has locked, or whose peer reads no more.
+fn write_streams() -> bool {
     // SAFETY: null stands for all streams.
     let flush = || unsafe { libc::fflush(std::ptr::null_mut()) };
-    let Ok(flushes) = with_all_blocked(|| thread::Builder::new().spawn(flush)) else { return };
+    let begun = with_all_blocked(|| thread::Builder::new().spawn(flush));
+    let Ok(flushes) = begun else { return true };
     let began = Instant::now();
     while !flushes.is_finished() && began.elapsed() < FLUSH_MAX {
         thread::sleep(FLUSH_LOOK);
     }
+    flushes.is_finished()
 }
 
 // SAFETY: the section is the list of functions that `exit` calls, without arguments.

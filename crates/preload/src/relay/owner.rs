@@ -79,7 +79,6 @@ impl Relay {
             }
         };
         let (tcp, pair) = stream.tcp.take_over(Arc::new(wake))?;
-        MAY_BE_ELSEWHERE.store(true, Ordering::Relaxed);
         // Segments go out as they come from the program.
         let _ = tcp.set_nodelay(true);
         let taken = pair.and_then(|pair| Self::over(&tcp, pair, desk, id));
@@ -321,6 +320,7 @@ impl Owner {
             return false;
         };
         drop(kept);
+        MAY_BE_ELSEWHERE.store(true, Ordering::Relaxed);
         if let Some(relay) = Relay::of(stream, &desk) {
             desk.news.relays.fetch_add(1, Ordering::AcqRel);
             self.add(id, relay);
