@@ -147,7 +147,8 @@ impl World {
             }
             Event::Write { len, is_urgent, more_follows, ends_record } => {
                 let bytes = vec![1; len.into()];
-                let flags = WriteFlags { is_urgent, more_follows, ends_record };
+                let flags =
+                    WriteFlags { is_urgent, more_follows, ends_record, ..WriteFlags::default() };
                 let _ = pair.call(1, |tcp, out| tcp.write(server, &bytes, flags, out));
             }
             Event::Read { len, peeks } => {
