@@ -14,7 +14,7 @@ use super::ack::AckFacts;
 use super::busy_time::Sending;
 use super::info::Cause;
 use super::open::{Accepted, Answer, Begin};
-use super::scoreboard::{Ending, Marks};
+use super::sent::{Ending, Marks};
 use super::{Connection, Context, Phase, State, WriteFlags};
 
 /// Bytes of the longest options of a header (`MAX_TCP_OPTION_SPACE`).

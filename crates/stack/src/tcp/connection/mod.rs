@@ -12,11 +12,13 @@ mod fast_open; //   data in a SYN
 mod receive; //     the spine: a segment's way through the stages
 mod validate; //    PAWS, sequence numbers, RST and SYN in a window
 mod ack; //         acknowledgement, round trip, window of the peer
+mod sent; //        a segment that was sent
 mod scoreboard; //  segments that were sent: acknowledged, lost, sent again
 mod sacked; //      selective acknowledgements received
 mod plain; //       duplicate acknowledgements instead of those
 mod rack; //        losses found by time (RFC 8985)
 mod recovery; //    phases of loss recovery
+mod repair; //      its state while segments are in flight
 mod rate; //        the rate of delivery
 mod reduction; //   the congestion window: reduced, grown
 mod undo; //        reductions that proved unnecessary

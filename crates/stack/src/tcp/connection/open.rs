@@ -21,7 +21,7 @@ use super::fast_open::{FastConnect, Opening};
 use super::info::Resent;
 use super::options::ConnectionOptions;
 use super::rate::DeliveryRate;
-use super::scoreboard::Marks;
+use super::sent::Marks;
 use super::tally::Tally;
 use super::window::{ReceiveWindow, scale_for};
 use super::{

@@ -5,7 +5,7 @@ use super::super::seq::Seq;
 use super::ack::AckFacts;
 use super::info::Cause;
 use super::recovery::Phase;
-use super::scoreboard::Sent;
+use super::sent::Sent;
 use super::{Connection, Context};
 
 /// Round trip that losses are judged by, and reordering window, as D-SACKs have widened it: for the life of a connection.

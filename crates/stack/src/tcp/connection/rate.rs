@@ -3,7 +3,7 @@
 use super::super::seq::Seq;
 use super::Connection;
 use super::ack::AckFacts;
-use super::scoreboard::Sent;
+use super::sent::Sent;
 
 /// Microseconds of a second.
 const SECOND_US: u64 = 1_000_000;
@@ -181,7 +181,7 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scoreboard::Marks;
+    use super::super::sent::Marks;
     use super::*;
 
     const MSS: u32 = 1000;

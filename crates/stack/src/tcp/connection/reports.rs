@@ -63,8 +63,7 @@ impl Connection {
 
     /// Refuses a zero-copy write of which no report could be kept.
     pub(super) fn check_reports(&self, flags: WriteFlags) -> Result<(), TcpError> {
-        let is_refused =
-            flags.zero_copy && !flags.is_rest && self.is_zero_copy(flags) && self.errors.is_full();
+        let is_refused = !flags.is_rest && self.is_zero_copy(flags) && self.errors.is_full();
         if is_refused { Err(TcpError::NoBuffers) } else { Ok(()) }
     }
 

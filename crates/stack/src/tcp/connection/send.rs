@@ -6,7 +6,7 @@ use super::super::seq::Seq;
 use super::busy_time::Sending;
 use super::info::Cause;
 use super::mtu_search::Probing;
-use super::scoreboard::{Ending, Marks, Sent};
+use super::sent::{Ending, Marks, Sent};
 use super::{Connection, Context, ms_since};
 
 /// Packets last this part of a second at the connection's rate (`sk_pacing_shift`).

@@ -3,7 +3,7 @@
 use super::super::fast_open::CookieOption;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Timestamps, emit};
-use super::scoreboard::Sent;
+use super::sent::Sent;
 use super::window::scale_for;
 use super::{Connection, Context, State};
 

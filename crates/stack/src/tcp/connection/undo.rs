@@ -2,7 +2,7 @@
 
 use super::ack::AckFacts;
 use super::recovery::Phase;
-use super::scoreboard::Sent;
+use super::sent::Sent;
 use super::{Connection, Context};
 
 impl Connection {
