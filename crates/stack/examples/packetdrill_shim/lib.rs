@@ -15,6 +15,7 @@
 #[expect(unsafe_code, reason = "the C interface of packetdrill")]
 mod abi; //     the only unsafe code: pointers of C
 mod calls; //   socket calls, blocking and not
+mod writes; //  writes, which also open a connection
 mod errno; //   errors of TCP as the kernel's numbers
 mod host; //    a host with one device and a virtual clock
 mod polls; //   poll and epoll
