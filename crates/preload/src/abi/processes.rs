@@ -53,7 +53,7 @@ extern "C" fn before_fork() {
 /// Counts forks in children.
 extern "C" fn in_child() {
     crate::runtime::forked();
-    crate::relay::forked(crate::runtime::parents_desk());
+    crate::relay::forked(crate::runtime::parents_relay_owner());
     crate::listener::forked();
     crate::udp::forked();
     // A lock that the parent could not take may be locked here for good. Then the child does not note its copy of the
@@ -87,7 +87,7 @@ extern "C" fn loaded() {
 
 /// Runs when the process ends by `exit` or by the end of `main`.
 extern "C" fn ended() {
-    let has_relays = crate::runtime::desk().is_some_and(|desk| desk.are_some());
+    let has_relays = crate::runtime::relay_owner().is_some_and(|owner| owner.are_some());
     let are_written = !has_relays || write_streams();
     crate::runtime::finish();
     if !are_written {

@@ -13,7 +13,7 @@ mod rights; // descriptors in messages
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -46,11 +46,11 @@ static MAY_BE_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 static CHANGES: RwLock<()> = RwLock::new(());
 
 /// Owner of connections, as its own threads and those of its children see it.
-pub(crate) struct Desk {
+pub(crate) struct RelayOwner {
     /// End by which processes ask.
     asks: Hidden,
-    /// Number of the end at which the owner receives, closed in each child.
-    owners: RawFd,
+    /// Number of the end at which the owner is asked, closed in each child.
+    asked: RawFd,
     /// Number of the owner in names.
     number: u64,
     news: Arc<News>,
@@ -80,7 +80,7 @@ struct Inbox {
 
 /// Part of a connection in which its relay is interested.
 pub(crate) struct Part {
-    desk: Option<Arc<Desk>>,
+    owner: Option<Arc<RelayOwner>>,
     id: RelayId,
     /// Forks of the process at that time.
     forks_made: usize,
@@ -99,11 +99,11 @@ struct Setter {
 /// Device and number of a file.
 type FileId = (u64, u64);
 
-impl Desk {
-    /// Desk of this process, and the end at which its thread receives questions.
+impl RelayOwner {
+    /// Owner of this process's connections, and the end at which its thread receives questions.
     pub(crate) fn new() -> Result<(Self, Hidden), Errno> {
-        let (asks, owners) = ask::ways()?;
-        let (asks, owners) = (Hidden::new(asks)?, Hidden::new(owners)?);
+        let (asks, asked) = ask::ways()?;
+        let (asks, asked) = (Hidden::new(asks)?, Hidden::new(asked)?);
         let wakes = Hidden::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // The time of another process's start, and its number, make another number.
@@ -116,8 +116,8 @@ impl Desk {
             relays: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
         };
-        let desk = Self { asks, owners: abi::number(owners.as_fd()), number, news: Arc::new(news) };
-        Ok((desk, owners))
+        let owner = Self { asks, asked: abi::number(asked.as_fd()), number, news: Arc::new(news) };
+        Ok((owner, asked))
     }
 
     /// True while connections are relayed.
@@ -159,12 +159,11 @@ impl News {
 impl Part {
     /// Part of a connection that this process has just accepted, by the numbers of its pair.
     pub(crate) fn new((polled, setter): (RawFd, Option<RawFd>)) -> Self {
-        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         OWN.fetch_add(1, Ordering::Relaxed);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self {
-            desk: runtime::desk(),
-            id: RelayId(number as u64),
+            owner: runtime::relay_owner(),
+            id: RelayId(NEXT.fetch_add(1, Ordering::Relaxed)),
             forks_made: FORKS_MADE.load(Ordering::Relaxed),
             polled,
             setter: setter.and_then(|number| Some(Setter { number, file: file_at(number)? })),
@@ -184,12 +183,12 @@ impl Part {
 
     /// True if other processes may have copies.
     pub(crate) fn may_have_copies(&self) -> bool {
-        self.desk.is_some() && FORKS_MADE.load(Ordering::Acquire) != self.forks_made
+        self.owner.is_some() && FORKS_MADE.load(Ordering::Acquire) != self.forks_made
     }
 
     fn ask(&self) -> Option<Answer> {
-        let desk = self.desk.as_ref()?;
-        ask::ask(desk.asks.as_fd(), self.id)
+        let owner = self.owner.as_ref()?;
+        ask::ask(owner.asks.as_fd(), self.id)
     }
 
     /// Closes this process's copies of the hidden ends, which the owner's names tell from other files at their numbers.
@@ -221,24 +220,24 @@ pub(crate) fn let_go(stream: &Stream) {
 /// Has the owner's thread keep a connection of this process as long as others have copies.
 pub(crate) fn leave(stream: &Stream) {
     let part = &stream.part;
-    let Some(desk) = &part.desk else { return };
+    let Some(owner) = &part.owner else { return };
     let _change = change();
     if part.may_have_copies()
         && part.claim()
-        && let Some(relay) = Relay::of(stream, desk)
+        && let Some(relay) = Relay::of(stream, owner)
         && relay.has_copies()
     {
-        desk.hold(Held { id: part.id, relay });
+        owner.hold(Held { id: part.id, relay });
     }
-    desk.news.decide(part.id);
+    owner.news.decide(part.id);
 }
 
 /// Has other processes find a connection that this one has just accepted.
 pub(crate) fn keep(socket: &Arc<Socket>) {
     if let Socket::Stream(stream) = &**socket
-        && let Some(desk) = &stream.part.desk
+        && let Some(owner) = &stream.part.owner
     {
-        desk.news.kept().insert(stream.part.id, Arc::downgrade(socket));
+        owner.news.kept().insert(stream.part.id, Arc::downgrade(socket));
     }
 }
 
@@ -335,15 +334,15 @@ pub(crate) fn note_fork() {
     FORKS_MADE.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Begins anew in a child, which keeps of its parent's desk the end by which it asks. Copies of relays' ends would hide the
+/// Begins anew in a child, which keeps the end by which it asks its parent. Copies of relays' ends would hide the
 /// end of the owner, or of the program's last copy, from others.
-pub(crate) fn forked(parents: Option<&Desk>) {
+pub(crate) fn forked(parents: Option<&RelayOwner>) {
     if OWN.swap(0, Ordering::Relaxed) > 0 {
         MAY_BE_ELSEWHERE.store(true, Ordering::Relaxed);
     }
-    let Some(desk) = parents else { return };
-    abi::with_number(desk.owners, abi::close_forgotten);
-    if desk.news.relays.swap(0, Ordering::Relaxed) == 0 {
+    let Some(owner) = parents else { return };
+    abi::with_number(owner.asked, abi::close_forgotten);
+    if owner.news.relays.swap(0, Ordering::Relaxed) == 0 {
         return;
     }
     for number in hidden::within(0, u32::MAX) {

@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 use super::ask::Question;
 use super::name::{PairIndex, RelayId, RelayName};
 use super::pump::{self, CHUNK_BYTES, Directions, Pumped, has_hung_up, pump};
-use super::{Desk, MAY_BE_ELSEWHERE, change};
+use super::{MAY_BE_ELSEWHERE, RelayOwner, change};
 use crate::abi;
 use crate::socket::Socket;
 use crate::stream::Stream;
@@ -67,9 +67,9 @@ struct Earlier {
 
 impl Relay {
     /// Takes a connection of this process over, by the thread that has [claimed](super::Part::claim) it. `None` if that failed.
-    pub(super) fn of(stream: &Stream, desk: &Desk) -> Option<Self> {
+    pub(super) fn of(stream: &Stream, owner: &RelayOwner) -> Option<Self> {
         let part = &stream.part;
-        let (news, id) = (Arc::clone(&desk.news), part.id);
+        let (news, id) = (Arc::clone(&owner.news), part.id);
         let is_ready = Arc::new(AtomicBool::new(false));
         let woken = Arc::clone(&is_ready);
         let wake = move || {
@@ -81,7 +81,7 @@ impl Relay {
         let (tcp, pair) = stream.tcp.take_over(Arc::new(wake))?;
         // Segments go out as they come from the program.
         let _ = tcp.set_nodelay(true);
-        let taken = pair.and_then(|pair| Self::over(&tcp, pair, desk, id));
+        let taken = pair.and_then(|pair| Self::over(&tcp, pair, owner, id));
         let Some((end, earlier)) = taken else {
             tcp.close_for_all();
             return None;
@@ -94,12 +94,12 @@ impl Relay {
     fn over(
         tcp: &TcpStream,
         (setter, descriptor): (ReadinessSetter, Arc<ReadinessDescriptor>),
-        desk: &Desk,
+        owner: &RelayOwner,
         id: RelayId,
     ) -> Option<(Hidden, Option<Earlier>)> {
         let polled = descriptor.as_fd();
         let name = |pair| RelayName {
-            owner: desk.number,
+            owner: owner.number,
             id,
             pair,
             local: tcp.local_addr(),
@@ -151,11 +151,9 @@ impl Relay {
         let pumped = pump(&*tcp, end.as_fd(), directions, buffer);
         match pumped {
             Pumped::Quiet | Pumped::More => return pumped,
-            Pumped::Failed => pump::end(&*end),
-            Pumped::Reset => {
-                let _ = tcp.set_linger(Some(Duration::ZERO));
-            }
-            Pumped::Closed => pump::end(&*end),
+            // Ignored: a connection that has ended is not reset.
+            Pumped::Reset => drop(tcp.set_linger(Some(Duration::ZERO))),
+            Pumped::Failed | Pumped::Closed => pump::end(&*end),
         }
         tcp.close_for_all();
         self.carrier = None;
@@ -189,9 +187,9 @@ fn second_pair(polled: BorrowedFd<'_>) -> Result<(Hidden, Hidden), Errno> {
     Ok((end, programs))
 }
 
-/// State of the thread.
-struct Owner {
-    desk: Arc<Desk>,
+/// Thread of the owner, as it runs.
+struct RelayThread {
+    owner: Arc<RelayOwner>,
     asked: Hidden,
     epoll: Hidden,
     relays: HashMap<RelayId, Relay>,
@@ -206,22 +204,22 @@ struct Owner {
 ///
 /// # Errors
 /// If the process has no descriptors left.
-pub(crate) fn run(desk: Arc<Desk>, asked: Hidden) -> Result<impl FnOnce() + Send, Errno> {
+pub(crate) fn run(owner: Arc<RelayOwner>, asked: Hidden) -> Result<impl FnOnce() + Send, Errno> {
     let epoll = Hidden::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
     let level = epoll::EventFlags::IN;
     epoll::add(&epoll, &asked, epoll::EventData::new_u64(ASKED), level)?;
-    epoll::add(&epoll, &desk.news.wakes, epoll::EventData::new_u64(WOKEN), level)?;
+    epoll::add(&epoll, &owner.news.wakes, epoll::EventData::new_u64(WOKEN), level)?;
     Ok(move || {
         let (relays, todo, waiting) = (HashMap::new(), VecDeque::new(), Vec::new());
         let buffer = vec![0; CHUNK_BYTES];
-        let mut owner = Owner { desk, asked, epoll, relays, todo, waiting, buffer };
+        let mut thread = RelayThread { owner, asked, epoll, relays, todo, waiting, buffer };
         loop {
-            owner.turn();
+            thread.turn();
         }
     })
 }
 
-impl Owner {
+impl RelayThread {
     /// Waits for news, unless some are left, and follows them.
     fn turn(&mut self) {
         let mut events = Vec::<epoll::Event>::with_capacity(EVENTS_MAX);
@@ -233,7 +231,7 @@ impl Owner {
         for event in &events {
             match event.data.u64() {
                 ASKED => is_asked = true,
-                WOKEN => drop(rustix::io::read(&self.desk.news.wakes, &mut [0; 8])),
+                WOKEN => drop(rustix::io::read(&self.owner.news.wakes, &mut [0; 8])),
                 key => self.todo.push_back(RelayId(key - RELAYS_FROM)),
             }
         }
@@ -246,8 +244,8 @@ impl Owner {
         for question in std::mem::take(&mut self.waiting) {
             self.answer(question);
         }
-        let kept = self.desk.news.kept();
-        self.desk.news.waiting.store(self.waiting.len(), Ordering::Release);
+        let kept = self.owner.news.kept();
+        self.owner.news.waiting.store(self.waiting.len(), Ordering::Release);
         drop(kept);
         for _ in 0..self.todo.len() {
             let Some(id) = self.todo.pop_front() else { break };
@@ -257,7 +255,7 @@ impl Owner {
 
     /// Takes what threads of the process have for this one.
     fn take_news(&mut self) {
-        let inbox = std::mem::take(&mut *self.desk.news.inbox());
+        let inbox = std::mem::take(&mut *self.owner.news.inbox());
         self.todo.extend(inbox.ready);
         for held in inbox.held {
             self.add(held.id, held.relay);
@@ -303,9 +301,9 @@ impl Owner {
 
     /// Takes a connection over that the program has open here. False if another thread is about to.
     fn is_decided(&mut self, id: RelayId) -> bool {
-        let desk = Arc::clone(&self.desk);
+        let owner = Arc::clone(&self.owner);
         let _change = change();
-        let kept = desk.news.kept();
+        let kept = owner.news.kept();
         let Some(socket) = kept.get(&id) else { return true };
         // Dropped after the lock: this may be the last reference, whose end takes the lock.
         let socket = socket.upgrade();
@@ -315,17 +313,17 @@ impl Owner {
         };
         let Some(Socket::Stream(stream)) = socket.as_deref().filter(is_claimed) else {
             // Before it is unlocked: who decides then wakes this thread.
-            desk.news.waiting.store(self.waiting.len() + 1, Ordering::Release);
+            owner.news.waiting.store(self.waiting.len() + 1, Ordering::Release);
             drop(kept);
             return false;
         };
         drop(kept);
         MAY_BE_ELSEWHERE.store(true, Ordering::Relaxed);
-        if let Some(relay) = Relay::of(stream, &desk) {
-            desk.news.relays.fetch_add(1, Ordering::AcqRel);
+        if let Some(relay) = Relay::of(stream, &owner) {
+            owner.news.relays.fetch_add(1, Ordering::AcqRel);
             self.add(id, relay);
         }
-        desk.news.decide(id);
+        owner.news.decide(id);
         true
     }
 
@@ -336,7 +334,7 @@ impl Owner {
         }
         if relay.is_over() {
             self.relays.remove(&id);
-            self.desk.news.relays.fetch_sub(1, Ordering::AcqRel);
+            self.owner.news.relays.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }

@@ -13,7 +13,7 @@ use super::fork::is_in_parents_memory;
 use super::{is_running, running};
 use crate::critical::outside;
 use crate::membership::Membership;
-use crate::relay::{self, Desk};
+use crate::relay::{self, RelayOwner};
 use crate::socket::Socket;
 use crate::{abi, control, passing, table};
 
@@ -83,7 +83,7 @@ pub(super) fn await_end(
     has_finished: &AtomicBool,
     net: &Net,
     membership: Option<&Membership>,
-    desk: Option<&Desk>,
+    relay_owner: Option<&RelayOwner>,
 ) {
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
@@ -107,10 +107,10 @@ pub(super) fn await_end(
         }
         socket.let_go();
     }
-    if desk.is_some_and(Desk::are_some) {
+    if relay_owner.is_some_and(RelayOwner::are_some) {
         relay::close_own_copies();
     }
-    while passing::are_some_leaving() || desk.is_some_and(Desk::are_some) {
+    while passing::are_some_leaving() || relay_owner.is_some_and(RelayOwner::are_some) {
         thread::sleep(FINISH_LOOK);
     }
     membership.into_iter().for_each(Membership::end);

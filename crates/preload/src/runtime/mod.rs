@@ -32,7 +32,7 @@ use crate::critical;
 use crate::critical::Handled;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
-use crate::relay::Desk;
+use crate::relay::RelayOwner;
 use crate::start_error::StartError;
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
@@ -68,7 +68,7 @@ pub(crate) struct Runtime {
     /// Part in the new connections, if other processes may receive, too.
     pub(crate) membership: Option<Arc<Membership>>,
     /// Owner of the connections, if there can be some that other processes use, too.
-    desk: Option<Arc<Desk>>,
+    relay_owner: Option<Arc<RelayOwner>>,
 }
 
 /// Engine that can be run, once, by one of the processes that have a copy.
@@ -152,13 +152,13 @@ fn own() -> Option<&'static Runtime> {
 }
 
 /// Owner of this process's connections.
-pub(crate) fn desk() -> Option<Arc<Desk>> {
-    own()?.desk.clone()
+pub(crate) fn relay_owner() -> Option<Arc<RelayOwner>> {
+    own()?.relay_owner.clone()
 }
 
 /// Owner of the parent's connections.
-pub(crate) fn parents_desk() -> Option<&'static Desk> {
-    RUNNING.get(forks().checked_sub(1)?)?.get()?.as_ref().ok()?.desk.as_deref()
+pub(crate) fn parents_relay_owner() -> Option<&'static RelayOwner> {
+    RUNNING.get(forks().checked_sub(1)?)?.get()?.as_ref().ok()?.relay_owner.as_deref()
 }
 
 /// True if this process runs an engine.

@@ -23,7 +23,7 @@ use super::{Prepared, Runtime, told};
 use crate::control;
 use crate::engine_lock::EngineLock;
 use crate::membership::{Membership, Rings};
-use crate::relay::{self, Desk};
+use crate::relay::{self, RelayOwner};
 use crate::start_error::StartError;
 
 /// Longest wait for the filters as the engine starts: shorter than a fork waits for the locks that are held meanwhile.
@@ -186,22 +186,23 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     }
     let membership = is_divided.then(|| Arc::new(Membership::new(Arc::clone(&engine_lock), rings)));
     let member = membership.clone();
-    let desk = if config.take.takes_protocol(FilterProtocol::Tcp) { Some(relays()?) } else { None };
-    let relayed = desk.clone();
+    let relay_owner =
+        if config.take.takes_protocol(FilterProtocol::Tcp) { Some(relays()?) } else { None };
+    let relayed = relay_owner.clone();
     let finish = move || await_end(&wakes, &says, &of, member.as_deref(), relayed.as_deref());
     told(spawn("forebay-finish", finish))?;
     if let Some(member) = membership.clone() {
         told(spawn("forebay-members", move || member.follow()))?;
     }
-    Ok(Runtime { net, interfaces, engine_lock, finisher, has_finished, membership, desk })
+    Ok(Runtime { net, interfaces, engine_lock, finisher, has_finished, membership, relay_owner })
 }
 
 /// Runs the thread of connections that other processes use, too.
-fn relays() -> Result<Arc<Desk>, Errno> {
-    let (desk, asked) = Desk::new()?;
-    let desk = Arc::new(desk);
-    told(spawn("forebay-relay", relay::run(Arc::clone(&desk), asked)?))?;
-    Ok(desk)
+fn relays() -> Result<Arc<RelayOwner>, Errno> {
+    let (relay_owner, asked) = RelayOwner::new()?;
+    let relay_owner = Arc::new(relay_owner);
+    told(spawn("forebay-relay", relay::run(Arc::clone(&relay_owner), asked)?))?;
+    Ok(relay_owner)
 }
 
 pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
