@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 4);
     }
 
-    /// What a process substitution gives: the name that its link tells is no path.
+    /// The link of a pipe, as of a process substitution, tells a name that is no path.
     #[test]
     fn pipe_takes_result_by_number() {
         let (mut from, into) = io::pipe().unwrap();

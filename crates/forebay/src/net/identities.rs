@@ -132,14 +132,14 @@ fn no_addresses(device: &Device, other_end: &str) -> Error {
 /// Reads the kernel's addresses again, and the MTUs of all interfaces.
 ///
 /// # Errors
-/// That of a device; the others are read nevertheless.
+/// If the kernel does not tell the addresses, or the properties of a device; the other devices' are read then.
 pub(super) fn refresh(devices: &[NetDevice], facts: &mut HostFacts) -> Result<()> {
     let kernels = devices.iter().find(|device| device.kernels.is_some());
     let all = kernels.map(|first| facts.addresses().map_err(refused(&first.name))).transpose()?;
     devices.iter().map(|device| refresh_one(device, all.as_ref(), facts)).fold(Ok(()), Result::and)
 }
 
-/// One that is gone keeps what it had.
+/// Reads those of a device. One that is gone keeps what it had.
 fn refresh_one(
     device: &NetDevice,
     all: Option<&HostAddresses>,
