@@ -211,6 +211,9 @@ pub fn route(destination: IpAddr) -> io::Result<Option<RouteFacts>> {
     Ok(route.map(|route| RouteFacts::of(&route)))
 }
 
+/// Unit of times in netlink messages (`USER_HZ`), in ns.
+const CLOCK_TICK_NS: u64 = 10_000_000;
+
 /// Route of the kernel to a destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RouteFacts {
@@ -220,6 +223,8 @@ pub struct RouteFacts {
     pub source: Option<IpAddr>,
     /// MTU of the path, in bytes, if the route says one, or a router has told the kernel of one.
     pub mtu: Option<u32>,
+    /// Time after which the kernel forgets what a router has told, in ns; `None` if the route stays.
+    pub expires_ns: Option<u64>,
 }
 
 impl RouteFacts {
@@ -241,7 +246,16 @@ impl RouteFacts {
             RouteMetric::Mtu(mtu) => Some(*mtu),
             _ => None,
         });
-        Self { gateway: gateway_of(route), source, mtu: mtu.filter(|mtu| *mtu > 0) }
+        let expires_ns = route.attributes.iter().find_map(|attribute| match attribute {
+            RouteAttribute::CacheInfo(info) => Some(u64::from(info.expires) * CLOCK_TICK_NS),
+            _ => None,
+        });
+        Self {
+            gateway: gateway_of(route),
+            source,
+            mtu: mtu.filter(|mtu| *mtu > 0),
+            expires_ns: expires_ns.filter(|ns| *ns > 0),
+        }
     }
 }
 

@@ -136,10 +136,14 @@ impl DeviceNeighbours {
     }
 
     /// MTU of the kernel's route to a destination whose next hop was found just now, if it has one of its own.
-    pub(super) fn route_mtu(&self, destination: IpAddr) -> Option<u32> {
+    pub(super) fn route_mtu(&self, destination: IpAddr) -> Option<RouteMtu> {
         let Self::Kernel(cache) = self else { return None };
         let remembered = cache.remembered[place(destination)].as_ref();
-        remembered.filter(|remembered| remembered.destination == destination)?.route.mtu
+        let remembered = remembered.filter(|remembered| remembered.destination == destination)?;
+        let RouteFacts { mtu, expires_ns, .. } = remembered.route;
+        let asked_ns = remembered.until_ns.saturating_sub(REMEMBER_NS);
+        let until_ns = expires_ns.map(|expires_ns| asked_ns.saturating_add(expires_ns));
+        Some(RouteMtu { bytes: mtu?, until_ns })
     }
 
     /// Source address of the kernel's route to a destination, which is asked for if it is not remembered.
@@ -290,6 +294,14 @@ fn group_lladdr(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
         }
         _ => None,
     }
+}
+
+/// MTU of the kernel's route to a destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RouteMtu {
+    pub(super) bytes: u32,
+    /// Time at which the kernel forgets what a router has told, in ns; `None` if the route stays.
+    pub(super) until_ns: Option<u64>,
 }
 
 /// Cache of the kernel's neighbours of one interface.

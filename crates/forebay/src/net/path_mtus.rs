@@ -1,4 +1,4 @@
-//! MTUs of paths that routers have told of (RFC 1191, RFC 8201), where their errors come here.
+//! MTUs of paths that routers have told of (RFC 1191, RFC 8201), by errors that come here, or to the kernel.
 
 use std::array;
 use std::hash::{BuildHasher, RandomState};
@@ -55,10 +55,20 @@ impl PathMtus {
     /// Records what a router has told. A larger MTU than is known changes nothing, and neither does a smaller one than there
     /// may be of IPv6; of IPv4 it counts as the smallest.
     pub(super) fn learn(&self, destination: IpAddr, mtu_bytes: u32, now_ns: u64) {
+        self.learn_until(destination, mtu_bytes, now_ns.saturating_add(EXPIRES_NS), now_ns);
+    }
+
+    /// Records what a router has told, as [`learn`](Self::learn), until a time.
+    pub(super) fn learn_until(
+        &self,
+        destination: IpAddr,
+        mtu_bytes: u32,
+        until_ns: u64,
+        now_ns: u64,
+    ) {
         if destination.is_ipv6() && mtu_bytes < LEAST_V6 {
             return;
         }
-        let until_ns = now_ns.saturating_add(EXPIRES_NS);
         let told = PathMtu { destination, mtu_bytes: mtu_bytes.max(LEAST), until_ns };
         let set = self.set_of(destination);
         if is_news(&set.load(), told, now_ns) {

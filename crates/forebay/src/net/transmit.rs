@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
-use super::neighbours::{DeviceNeighbours, Hop, WayBack};
+use super::neighbours::{DeviceNeighbours, Hop, RouteMtu, WayBack};
 use super::path_mtus::PathMtus;
 use super::routes::is_on_link;
 pub(super) use last_sent::LastSent;
@@ -246,6 +246,13 @@ impl Transmitter {
         }
         let of_route = self.paths[device].neighbours.route_mtu(to);
         let of_path = self.path_mtus.find(to, self.now_ns);
+        // A router has told the kernel, and other CPUs remember the route as it was before.
+        if let Some(RouteMtu { bytes, until_ns: Some(until_ns) }) = of_route
+            && of_path.is_none_or(|known| bytes < known)
+        {
+            self.path_mtus.learn_until(to, bytes, until_ns, self.now_ns);
+        }
+        let of_route = of_route.map(|of_route| of_route.bytes);
         of_route.into_iter().chain(of_path).fold(on.mtu, u32::min)
     }
 
