@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use forebay_sys::host_facts::HostFacts;
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, MacAddress, TunInfo};
-use forebay_sys::neighbour::{self, EntryState, InterfaceAddresses, NeighbourEntry, NextHops};
+use forebay_sys::neighbour::{
+    self, EntryState, InterfaceAddresses, NeighbourEntry, NextHops, RouteFacts,
+};
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
 
 /// Longest wait for the kernel to detect duplicate addresses.
@@ -292,6 +294,10 @@ fn sources_of_routes() {
     ] {
         assert_eq!(source(far).as_deref(), Some(expected), "{far}");
     }
+    ip("route add 203.0.113.0/24 via 10.9.0.2 mtu 1400");
+    let route = NextHops::open().unwrap().route("203.0.113.1".parse().unwrap(), on).unwrap();
+    let RouteFacts { mtu, expires_ns, .. } = route.unwrap();
+    assert_eq!((mtu, expires_ns), (Some(1400), None), "no router has told of it");
 }
 
 fn not_there() {
