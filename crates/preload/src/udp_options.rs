@@ -181,9 +181,10 @@ impl Settings {
         let over_v4 = value(SocketOption::of_ipv4(libc::IP_MTU_DISCOVER));
         udp.set_fragment_v4(host_fragments(over_v4));
         udp.set_fragment_by_routers(routers_fragment(over_v4));
+        udp.set_path_ignored_v4(ignores_path(over_v4));
         let over_v6 = value(SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER));
         udp.set_fragment_v6(host_fragments(over_v6) && !v6(libc::IPV6_DONTFRAG));
-        udp.set_path_ignored(ignores_path(if is_ipv6 { over_v6 } else { over_v4 }));
+        udp.set_path_ignored_v6(ignores_path(over_v6));
         udp.set_broadcast(is_on(SocketOption::of_socket(libc::SO_BROADCAST)));
         let gro = is_on(SocketOption::of_udp(libc::UDP_GRO));
         udp.set_gro(gro);

@@ -31,8 +31,10 @@ pub(super) struct Options {
     pub(super) may_fragment_v6: AtomicBool,
     /// True if routers may fragment datagrams of IPv4.
     pub(super) may_routers_fragment: AtomicBool,
-    /// True if the MTU is the device's, whatever routers tell.
-    pub(super) ignores_path: AtomicBool,
+    /// True if the MTU is the device's for datagrams of IPv4, whatever routers tell.
+    pub(super) ignores_path_v4: AtomicBool,
+    /// True if it is for those of IPv6.
+    pub(super) ignores_path_v6: AtomicBool,
     /// True if datagrams to broadcast addresses are sent.
     pub(super) may_broadcast: AtomicBool,
     pub(super) multicast_ttl: AtomicU8,
@@ -78,7 +80,8 @@ impl Options {
             may_fragment_v4: AtomicBool::new(false),
             may_fragment_v6: AtomicBool::new(false),
             may_routers_fragment: AtomicBool::new(false),
-            ignores_path: AtomicBool::new(false),
+            ignores_path_v4: AtomicBool::new(false),
+            ignores_path_v6: AtomicBool::new(false),
             may_broadcast: AtomicBool::new(true),
             multicast_ttl: AtomicU8::new(MULTICAST_TTL),
             multicast_loop: AtomicBool::new(false),

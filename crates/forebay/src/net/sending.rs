@@ -218,6 +218,10 @@ impl Endpoint {
     fn marks(&self, gso_size: u16, to: IpAddr) -> SentMarks {
         let options = &self.options;
         let is_on = |option: &AtomicBool| option.load(Ordering::Relaxed);
+        let (may_fragment, ignores_path) = match to {
+            IpAddr::V4(_) => (&options.may_fragment_v4, &options.ignores_path_v4),
+            IpAddr::V6(_) => (&options.may_fragment_v6, &options.ignores_path_v6),
+        };
         let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
         let ttl = match ttl.load(Ordering::Relaxed) {
             // A hop limit of 0, which IPv6 allows, is not meant for IPv4 (`IP_TTL`).
@@ -228,12 +232,9 @@ impl Endpoint {
             ttl,
             tos: options.tos.load(Ordering::Relaxed),
             gso_size,
-            may_fragment: is_on(match to {
-                IpAddr::V4(_) => &options.may_fragment_v4,
-                IpAddr::V6(_) => &options.may_fragment_v6,
-            }),
+            may_fragment: is_on(may_fragment),
             may_routers_fragment: to.is_ipv4() && is_on(&options.may_routers_fragment),
-            ignores_path: is_on(&options.ignores_path),
+            ignores_path: is_on(ignores_path),
         }
     }
 

@@ -351,7 +351,18 @@ impl UdpSocket {
     /// Sets whether the MTU is that of the device alone, whatever routers tell of the path (`IP_PMTUDISC_PROBE`, and with
     /// [fragments](Self::set_fragment) `IP_PMTUDISC_OMIT`). Default: false.
     pub fn set_path_ignored(&self, is_ignored: bool) {
-        self.0.options.ignores_path.store(is_ignored, Ordering::Relaxed);
+        self.set_path_ignored_v4(is_ignored);
+        self.set_path_ignored_v6(is_ignored);
+    }
+
+    /// Sets the same for datagrams of IPv4 alone (`IP_MTU_DISCOVER`).
+    pub fn set_path_ignored_v4(&self, is_ignored: bool) {
+        self.0.options.ignores_path_v4.store(is_ignored, Ordering::Relaxed);
+    }
+
+    /// Sets the same for datagrams of IPv6 alone (`IPV6_MTU_DISCOVER`).
+    pub fn set_path_ignored_v6(&self, is_ignored: bool) {
+        self.0.options.ignores_path_v6.store(is_ignored, Ordering::Relaxed);
     }
 
     /// Sets whether datagrams may be sent to broadcast addresses; if not, they are refused with `EACCES`

@@ -114,6 +114,11 @@ fn learned(via: Via, take: &str) {
         let other = SocketAddr::new(at_router.parse().unwrap(), 9);
         let whole = 1500 - header_bytes(other);
         hosts.near.run(|| assert_eq!(socket.send_to(&vec![7; whole], other).unwrap(), whole));
+        socket.set_path_ignored_v4(to.is_ipv6());
+        socket.set_path_ignored_v6(to.is_ipv4());
+        hosts
+            .near
+            .run(|| assert!(is_too_long(&socket.send_to(&[7; 1400], to)), "the other family's"));
         socket.set_path_ignored(true);
         hosts.near.run(|| assert_eq!(socket.send_to(&[7; 1400], to).unwrap(), 1400));
         socket.set_path_ignored(false);
