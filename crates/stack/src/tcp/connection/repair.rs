@@ -6,7 +6,7 @@ use super::super::wire::SackBlocks;
 use super::rack::Delivered;
 
 /// State of what is in flight, and of a reduction that may be undone. Nothing of it matters once all was acknowledged in
-/// [`Phase::Open`] some time-outs ago: no D-SACK comes any more that would undo a reduction.
+/// [`Phase::Open`](super::Phase::Open) some time-outs ago: no D-SACK comes any more that would undo a reduction.
 #[derive(Debug)]
 pub(super) struct Repair {
     /// Time of the first retransmission of the phase, in µs; 0 without one (`retrans_stamp`).
