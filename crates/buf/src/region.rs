@@ -131,6 +131,12 @@ impl Region {
         (self.base, self.len_bytes)
     }
 
+    /// True for a mapping, whose pages belong to nothing else.
+    #[must_use]
+    pub fn is_mapping(&self) -> bool {
+        matches!(self.release, RegionRelease::By(_))
+    }
+
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }

@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use forebay_rx::{CpuId, Handler};
+use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 
 use super::busy_poll::Loans;
@@ -32,6 +33,10 @@ pub(super) fn run<H: Handler + 'static>(
     shared: &Arc<EngineState>,
     application: Application<H>,
 ) -> Result<Outcome<H>> {
+    // Not before: a child may run a copy of an engine that its parent does not.
+    if let Some(worker) = workers.first() {
+        sys::leave_out_of_forks(worker.returns.region());
+    }
     let mut crew = WorkerThreads::new(application, loans);
     for worker in workers {
         if !crew.start(Box::new(worker), shared) {

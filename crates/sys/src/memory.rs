@@ -42,6 +42,16 @@ pub fn map_packet_memory(bytes: usize) -> Result<Region> {
     Ok(unsafe { Region::from_mapping(base, bytes, unmap) })
 }
 
+/// Leaves a region out of the memory of children that are forked later. Else a fork copies all pages that the kernel has
+/// pinned for a device (`AF_XDP`), and every page is copied at the parent's next write. A child must not use the region.
+pub fn leave_out_of_forks(region: &Region) {
+    if region.is_mapping() {
+        let (base, len_bytes) = region.span();
+        // SAFETY: advice on whole pages of a mapping, which keep their contents here. A refusal costs speed only.
+        let _ = unsafe { mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxDontFork) };
+    }
+}
+
 /// Unmaps memory that [`map_packet_memory`] mapped.
 ///
 /// # Safety
@@ -59,6 +69,32 @@ mod tests {
     #[test]
     fn memory_rounds_to_huge_pages() {
         assert_eq!(map_packet_memory(5).unwrap().len_bytes(), HUGE_PAGE_BYTES);
+    }
+
+    /// Flags of the mapping that an address is in (`VmFlags` of /proc/self/smaps).
+    fn flags_at(address: usize) -> Vec<String> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let range = |line: &str| {
+            let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+            let number = |text| usize::from_str_radix(text, 16).ok();
+            Some(number(start)?..number(end)?)
+        };
+        let mut lines = maps.lines();
+        lines.find(|line| range(line).is_some_and(|range| range.contains(&address))).unwrap();
+        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        flags.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn forks_leave_out_packet_memory() {
+        let region = map_packet_memory(1).unwrap();
+        let is_left_out = || {
+            let flags = flags_at(region.span().0.addr().get());
+            flags.iter().any(|flag| flag == "dc") // VM_DONTCOPY
+        };
+        assert!(!is_left_out(), "a child may run an engine that its parent has prepared");
+        leave_out_of_forks(&region);
+        assert!(is_left_out());
     }
 
     #[test]

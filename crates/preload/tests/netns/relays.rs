@@ -103,6 +103,38 @@ pub(crate) fn children_echo(via: &str) {
     all_are_echoed("fork_for(20, echo)", &config);
 }
 
+/// Tells the peer, by a child, which of the mappings that forks leave out are not the parent's alone.
+const LEAN: &str = "
+def left_out():
+    for line in open('/proc/self/smaps'):
+        first = line.split()[0]
+        if not first.endswith(':'):
+            mapping = first
+        elif first == 'VmFlags:' and 'dc' in line.split():
+            yield mapping
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+connection, peer = listener.accept()
+parents = set(left_out())
+if os.fork() == 0:
+    childs = {line.split()[0] for line in open('/proc/self/maps')}
+    connection.sendall(b'%d, %d' % (len(parents) > 0, len(parents & childs)))
+    os._exit(0)
+connection.close()
+os.wait()
+";
+
+pub(crate) fn children_are_lean(via: &str) {
+    let hosts = Hosts::new();
+    let program = BEGIN.to_owned() + LEAN;
+    let config = format!("via={via} take=tcp:7 spin=auto dev=exa");
+    thread::scope(|scope| {
+        scope.spawn(|| hosts.lines(Command::new("python3").args(["-c", &program]), Some(&config)));
+        let mut told = String::new();
+        hosts.far.run(|| connected().read_to_string(&mut told)).unwrap();
+        assert_eq!(told, "1, 0", "is any left out, and number of those that the child has");
+    });
+}
+
 /// Has children run another program on the connection: as standard input and output, set by the child, by the C library's
 /// `posix_spawn`, and by a child in its parent's memory; or at the number that the parent has.
 const PROGRAMS: &str = "
