@@ -28,7 +28,7 @@ impl Indirection {
         Self { entries, cpus, last: Vec::new(), assigned_ns: 0 }
     }
 
-    /// Has the entries of all other CPUs shared out anew, as after a write of the mask.
+    /// Shares out the entries of all other CPUs anew, as after a write of the mask.
     pub(crate) fn keep_within(&mut self, map: &RpsMap) {
         let anew = Self::new(map);
         for (entry, (cpu, _)) in self.entries.iter_mut().zip(&anew.entries) {

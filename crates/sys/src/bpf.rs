@@ -150,7 +150,7 @@ pub struct XdpLoad {
 pub struct XdpProgram(Hidden);
 
 impl XdpProgram {
-    /// Has the kernel verify and translate a program.
+    /// Loads a program, which the kernel verifies and translates.
     ///
     /// # Errors
     /// The kernel's error, and the verifier's last lines.
@@ -212,7 +212,7 @@ pub enum XdpAction {
 pub struct FilterProgram(Hidden);
 
 impl FilterProgram {
-    /// Has the kernel verify and translate a program.
+    /// Loads a program, which the kernel verifies and translates.
     ///
     /// # Errors
     /// The kernel's error, and the verifier's last lines.

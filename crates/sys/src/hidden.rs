@@ -107,7 +107,7 @@ impl<T: AsFd> Drop for Hidden<T> {
     }
 }
 
-/// Has hidden descriptors opened at this number or above, where the process may have such.
+/// Sets the lowest number for hidden descriptors that are opened from now on, if the process may have such numbers.
 pub fn open_from(lowest: RawFd) {
     LOWEST.store(lowest, Ordering::Relaxed);
 }

@@ -23,7 +23,7 @@ const KEY_AT: usize = 136;
 const ADDRESS_AT: usize = 8;
 const MAPPED_AT: usize = ADDRESS_AT + 10;
 
-/// Has a socket drop every packet. One of TCP that listens so keeps its port, and the kernel answers no segment to it.
+/// Makes a socket drop every packet. A TCP listener then keeps its port, and the kernel answers no segment to it.
 ///
 /// Some kernels (6.18) let only holders of `CAP_NET_ADMIN` attach a filter to a socket of TCP. For others such a socket
 /// takes only segments that are signed with a random key (RFC 2385).
@@ -45,7 +45,7 @@ pub fn is_filtered(socket: BorrowedFd<'_>) -> bool {
     socket_filter::attached(socket).map_or(true, |it| !it.is_empty() && it != [REFUSE])
 }
 
-/// Has a socket of TCP drop segments without a signature by a key that nobody knows (`tcp_inbound_hash`).
+/// Makes a TCP socket drop segments that are not signed by a key that nobody knows (`tcp_inbound_hash`).
 fn require_signatures(socket: BorrowedFd<'_>) -> io::Result<()> {
     let is_ipv6 = rustix::net::sockopt::socket_domain(socket)? == rustix::net::AddressFamily::INET6;
     if !is_ipv6 {

@@ -22,7 +22,7 @@ pub struct SendControl {
     pub ttl: Option<u8>,
 }
 
-/// Has the kernel send a datagram.
+/// Sends a datagram by the kernel.
 ///
 /// # Errors
 /// Errors of `sendmsg`.

@@ -168,7 +168,7 @@ impl Network {
         succeed(self.inside(namespace, "ethtool").args(args))
     }
 
-    /// Has the kernel forget what it learned of the path when a connection ends.
+    /// Makes the kernel forget what it has learned of the path when a connection ends.
     pub(super) fn forget_paths(&self, namespace: &str) -> Result<(), String> {
         let script = "echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save";
         succeed(self.inside(namespace, "sh").args(["-ec", script]))

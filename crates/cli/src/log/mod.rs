@@ -39,7 +39,7 @@ static LIMIT: LazyLock<MessageLimit> = LazyLock::new(MessageLimit::default);
 /// Form of the messages of this process; unset before [`begin`].
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
-/// Has events printed from now on, as these options say.
+/// Prints events from now on, as these options say.
 ///
 /// # Errors
 /// If the journal cannot be reached.

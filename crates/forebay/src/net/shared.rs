@@ -392,7 +392,7 @@ impl NetState {
         self.go_on(index, self.late().transmit_queues[index.0].flush_all())
     }
 
-    /// Has the CPU itself go on with a flush that did not reach its end.
+    /// Leaves a flush that did not reach its end to the CPU itself.
     fn go_on(
         &self,
         index: CpuIndex,

@@ -170,7 +170,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
     new
 }
 
-/// Has a connection that is to be used by another number be the kernel's, if it is another process's. A child that uses its
+/// Gives a connection that is to be used by another number to the kernel, if it is another process's. A child that uses its
 /// parent's memory is to run another program, which then uses it.
 fn settle(fd: c_int) {
     if table::may_be_ours(fd) {

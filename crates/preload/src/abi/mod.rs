@@ -98,7 +98,7 @@ fn answer_sent(result: Result<usize, Errno>, flags: c_int) -> isize {
     answer(result)
 }
 
-/// Has the program find the error of the last call that it has made, whatever calls follow.
+/// Preserves `errno` for the program, whatever calls follow.
 pub(crate) fn keeping_errno<T>(act: impl FnOnce() -> T) -> T {
     // SAFETY: the function has no preconditions.
     let errno = unsafe { libc::__errno_location() };

@@ -200,7 +200,7 @@ unsafe fn correct(fd: c_int, option: SocketOption, value: *mut c_void, len: sock
     }
 }
 
-/// Has the connections that a message passes on be the kernel's.
+/// Gives the connections that a message passes on to the kernel.
 ///
 /// # Safety
 /// As for a header given to `sendmsg(2)`.

@@ -133,7 +133,7 @@ pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: Sock
     let _ = set_option(to, option, &value); // as far as it has the option
 }
 
-/// Has a socket that is not bound yet take IPv6 alone, as the kernel's does at an address of IPv6.
+/// Restricts a socket that is not bound yet to IPv6, as the kernel does for one bound to an IPv6 address.
 pub(crate) fn set_v6_only(socket: BorrowedFd<'_>) {
     // Ignored: the option is shown, and no more.
     let _ = set_option(socket, SocketOption::of_ipv6(libc::IPV6_V6ONLY), &1_i32.to_ne_bytes());

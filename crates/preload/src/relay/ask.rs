@@ -29,7 +29,7 @@ pub(super) struct Question {
     answer: Hidden,
 }
 
-/// Descriptor by which the connection is used.
+/// Descriptor by which a connection is used from then on.
 pub(crate) enum Answer {
     /// The one that the process has.
     Same,
@@ -37,13 +37,12 @@ pub(crate) enum Answer {
     Other(OwnedFd),
 }
 
-/// Ends of the way that questions take: the asking processes', and the owner's.
+/// Socket pair for questions: the end of the asking processes, and that of the owner.
 pub(super) fn ways() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Asks the owner to have a connection used by the kernel's calls, and waits until it is. `None` if the owner has ended, or
-/// cannot.
+/// Asks the owner to relay a connection, and waits for the answer. `None` if the owner has ended, or cannot relay it.
 pub(super) fn ask(owner: BorrowedFd<'_>, id: RelayId) -> Option<Answer> {
     let flags = SocketFlags::CLOEXEC;
     let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;

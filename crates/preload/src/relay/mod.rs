@@ -38,7 +38,7 @@ static FORKS_MADE: AtomicUsize = AtomicUsize::new(0);
 /// Connections that this process has accepted and not closed.
 static OWN: AtomicUsize = AtomicUsize::new(0);
 
-/// True if this process has numbers of connections that it asks for at their first use.
+/// True if this process inherited connections, which it asks its parent for at their first use.
 static MAY_BE_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
 /// Lock that threads share while they make, hand over or close a connection: a fork between would leave copies of its
@@ -78,7 +78,7 @@ struct Inbox {
     held: Vec<Held>,
 }
 
-/// Part of a connection in which its relay is interested.
+/// State of a connection that its relay needs.
 pub(crate) struct Part {
     owner: Option<Arc<RelayOwner>>,
     id: RelayId,
@@ -125,7 +125,7 @@ impl RelayOwner {
         self.news.relays.load(Ordering::Acquire) > 0
     }
 
-    /// Has the thread keep a connection that this process has closed.
+    /// Hands a connection that this process has closed to the thread.
     fn hold(&self, held: Held) {
         self.news.relays.fetch_add(1, Ordering::AcqRel);
         self.news.inbox().held.push(held);
@@ -147,7 +147,7 @@ impl News {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has questions for a connection wait no more: its relay is there, or in the inbox, or there is none.
+    /// Ends the wait of questions for a connection: its relay exists or is in the inbox, or there will be none.
     fn decide(&self, id: RelayId) {
         self.kept().remove(&id);
         if self.waiting.load(Ordering::Acquire) > 0 {
@@ -171,7 +171,7 @@ impl Part {
         }
     }
 
-    /// True once the pair carries the bytes, or is about to.
+    /// True once the pair carries the bytes, or is about to carry them.
     pub(crate) fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Acquire)
     }
@@ -217,7 +217,7 @@ pub(crate) fn let_go(stream: &Stream) {
     leave(stream);
 }
 
-/// Has the owner's thread keep a connection of this process as long as others have copies.
+/// Hands a connection of this process to the owner's thread, which keeps it as long as other processes have copies.
 pub(crate) fn leave(stream: &Stream) {
     let part = &stream.part;
     let Some(owner) = &part.owner else { return };
@@ -232,7 +232,7 @@ pub(crate) fn leave(stream: &Stream) {
     owner.news.decide(part.id);
 }
 
-/// Has other processes find a connection that this one has just accepted.
+/// Registers a connection that this process has just accepted, so that other processes find it.
 pub(crate) fn keep(socket: &Arc<Socket>) {
     if let Socket::Stream(stream) = &**socket
         && let Some(owner) = &stream.part.owner
@@ -241,7 +241,7 @@ pub(crate) fn keep(socket: &Arc<Socket>) {
     }
 }
 
-/// True if this process may have numbers of connections that it asks for at their first use.
+/// True if this process may have connections of others, which it asks for at their first use.
 pub(crate) fn may_be_elsewhere() -> bool {
     MAY_BE_ELSEWHERE.load(Ordering::Relaxed)
 }
@@ -356,7 +356,7 @@ pub(crate) fn forked(parents: Option<&RelayOwner>) {
     }
 }
 
-/// Numbers of this process's descriptors, or those up to the last one of ours if the system does not tell.
+/// Open descriptors of this process. Without /proc, all numbers up to the last one of ours.
 fn open_numbers() -> Vec<RawFd> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return (0..table::end_of_numbers()).collect();

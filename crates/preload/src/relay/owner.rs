@@ -58,7 +58,7 @@ struct Carrier {
     directions: Directions,
 }
 
-/// Pair that carries nothing. As long as a process has a copy of its end, that process may ask for the other pair's.
+/// Pair that carries nothing. A process with a copy of its end may ask for the end of the pair that took its place.
 struct Earlier {
     end: Hidden,
     /// The other pair's end of the program.
@@ -90,7 +90,7 @@ impl Relay {
         Some(Self { carrier: Some(Carrier { tcp, end, directions }), earlier, is_ready })
     }
 
-    /// Has a pair carry the bytes of a connection, or another one if sides of that have ended.
+    /// Makes a pair carry the bytes of a connection: its own, or another one if a side of that has ended.
     fn over(
         tcp: &TcpStream,
         (setter, descriptor): (ReadinessSetter, Arc<ReadinessDescriptor>),

@@ -173,7 +173,7 @@ fn to_peer(
     }
 }
 
-/// Takes bytes that were copied from where they were left.
+/// Removes bytes from the buffer that they were copied from.
 fn consume(len: usize, buffer: &mut [u8], mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) {
     let mut left = len;
     while left > 0

@@ -187,7 +187,7 @@ fn kernel_received() -> u64 {
     line.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// Has a program run with the library, and with this configuration.
+/// Runs a program with the library, and with this configuration.
 fn preloaded<'a>(command: &'a mut Command, config: &str) -> &'a mut Command {
     let own = std::env::current_exe().unwrap();
     let library = own.with_file_name("libforebay_preload.so");

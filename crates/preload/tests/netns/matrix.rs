@@ -53,7 +53,7 @@ impl Drop for Peer {
     }
 }
 
-/// Has a device take an IPv6 address, which those of the tests lack.
+/// Gives a device an IPv6 address, which those of the tests lack.
 fn with_ipv6(host: &Namespace, device: &str, address: &str) {
     let path = format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6");
     host.run(|| std::fs::write(path, "0").unwrap());

@@ -75,7 +75,7 @@ fn echoed(bytes: &[u8]) -> io::Result<Vec<u8>> {
     })
 }
 
-/// Has many clients send bytes at the same time to a program that returns them.
+/// Sends bytes by many clients at the same time to a program that returns them.
 fn all_are_echoed(program: &str, config: &str) {
     let hosts = Hosts::new();
     let program = BEGIN.to_owned() + program;
@@ -135,7 +135,7 @@ pub(crate) fn children_are_lean(via: &str) {
     });
 }
 
-/// Has children run another program on the connection: as standard input and output, set by the child, by the C library's
+/// Runs another program in children on the connection: as standard input and output, set by the child, by the C library's
 /// `posix_spawn`, and by a child in its parent's memory; or at the number that the parent has.
 const PROGRAMS: &str = "
 def cat(connection):

@@ -91,7 +91,7 @@ impl Intake {
         self.epoch = epoch;
     }
 
-    /// Has the queue balance as one with all that share the board.
+    /// Makes the queue balance as one with all that share the board.
     pub fn set_board(&mut self, board: Arc<BalanceBoard>) {
         self.steering.set_board(board, self.queue);
     }

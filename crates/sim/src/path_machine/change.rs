@@ -59,7 +59,7 @@ impl PathMachine {
         }
     }
 
-    /// Has a queue follow the load. A recording names every flow whose desired CPU this changes.
+    /// Makes a queue follow the load. A recording names every flow whose desired CPU this changes.
     pub(super) fn follow_load(&mut self, poll: &Poll<'_>) {
         let intake = &mut self.queues[usize::from(poll.queue.0)].intake;
         let flows = poll.traffic.flows().iter().filter(|flow| flow.queue == poll.queue);

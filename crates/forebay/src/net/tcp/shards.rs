@@ -158,7 +158,7 @@ impl TcpShards {
         self.timers.set_wakers(wakers);
     }
 
-    /// Has a CPU look at its transmitter soon.
+    /// Wakes a CPU to look at its transmitter soon.
     pub(in crate::net) fn look_soon(&self, cpu: CpuIndex) {
         self.timers.wake_to_look(cpu, self.now_us());
     }
