@@ -273,6 +273,8 @@ impl Trace {
             flows.entry(packet.flow).or_default().push(packet);
         }
         let mut findings = Findings::default();
+        let dropped: BTreeSet<_> =
+            self.dropped.iter().map(|packet| (packet.flow, packet.frame)).collect();
         for packets in flows.values_mut() {
             packets.sort_by_key(|packet| packet.order);
             for [before, packet] in packets.array_windows() {
@@ -280,10 +282,10 @@ impl Trace {
                 findings.moves += usize::from(before.cpu != packet.cpu);
                 let is_queued = before.processed_ns > packet.enqueued_ns;
                 findings.hazards += usize::from(before.epoch != packet.epoch && is_queued);
-                self.judge_mask(packet, Some(before))?;
+                self.judge_mask(packet, Some(before), &dropped)?;
             }
             if let Some(first) = packets.first() {
-                self.judge_mask(first, None)?;
+                self.judge_mask(first, None, &dropped)?;
             }
         }
         Ok((findings, lost))
@@ -338,12 +340,21 @@ impl Trace {
 
     /// Checks that a packet is on a CPU of its epoch's mask, or behind one of its flow still
     /// queued.
-    fn judge_mask(&self, packet: &Delivered, before: Option<&Delivered>) -> Judgement {
+    fn judge_mask(
+        &self,
+        packet: &Delivered,
+        before: Option<&Delivered>,
+        dropped: &BTreeSet<(u32, u64)>,
+    ) -> Judgement {
         let mask =
             self.masks.range(..=packet.epoch).next_back().map_or(u32::MAX, |(_, mask)| *mask);
         let follows = before.is_some_and(|before| {
             before.cpu == packet.cpu && before.processed_ns > packet.enqueued_ns
         });
+        // The batch of a thread that died was in the backlog until then, without a line of its own.
+        let since = before.map_or(0, |before| before.frame);
+        let places = (packet.flow, since)..(packet.flow, packet.frame);
+        let follows = follows || dropped.range(places).next().is_some();
         if mask >> packet.cpu & 1 == 0 && !follows {
             return Err(format!(
                 "frame {} is on CPU {}, outside {mask:x}",
