@@ -13,6 +13,7 @@ use forebay_rx::steer::{
     BalanceConfig, HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SpreadPolicy,
 };
 use forebay_sys as sys;
+use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::topology::Topology;
 
@@ -58,7 +59,7 @@ pub struct Config {
     pub balance: BalanceConfig,
     /// Length of a backlog, in packets (`netdev_max_backlog`).
     pub netdev_max_backlog: u32,
-    /// Maximum number of packets per delivered batch. In a trace, one, but for packets that are
+    /// Maximum number of packets per delivered batch. In the trace of a live run, one, but for packets that are
     /// merged on delivery.
     pub batch_max: u32,
     /// Initial value of all head and tail counters, to test their wrap.
@@ -98,16 +99,16 @@ pub enum WhenFull {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchSizes {
     packets_max: u32,
-    is_traced: bool,
+    /// True if the head of a backlog follows each packet.
+    is_each_shown: bool,
 }
 
 impl BatchSizes {
-    /// Maximum number of packets per batch while packets are coalesced like this. A trace shows when
-    /// each packet was processed, so the backlog's head must follow each packet; but packets merged
-    /// on delivery are processed together.
+    /// Maximum number of packets per batch while packets are coalesced like this. Packets merged on delivery are processed
+    /// together.
     pub(super) fn max_with(self, coalesce: &Coalesce) -> u32 {
-        let is_each_shown = self.is_traced && coalesce.on_delivery().is_none();
-        if is_each_shown { 1 } else { self.packets_max }
+        let is_alone = self.is_each_shown && coalesce.on_delivery().is_none();
+        if is_alone { 1 } else { self.packets_max }
     }
 }
 
@@ -179,9 +180,11 @@ impl Config {
             })
     }
 
-    /// Sizes of delivered batches.
-    pub(super) fn batches(&self) -> BatchSizes {
-        BatchSizes { packets_max: self.batch_max, is_traced: self.trace.is_some() }
+    /// Sizes of delivered batches. A trace shows when each packet was processed, so the backlog's head must follow each
+    /// packet. In virtual time, all of a batch are processed at the time at which the head moves.
+    pub(super) fn batches(&self, clock: &Clock) -> BatchSizes {
+        let is_each_shown = self.trace.is_some() && !clock.is_virtual();
+        BatchSizes { packets_max: self.batch_max, is_each_shown }
     }
 
     /// Copy for an engine of that many queues, on the machine of this `/sys`: with CPUs that packets go to, and with a random seed

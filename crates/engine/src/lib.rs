@@ -318,7 +318,7 @@ fn open_queue(
             move_after: config.move_after,
             hold_max: config.hold_max,
             spread: config.spread,
-            batch_max: config.batches().max_with(&config.coalesce),
+            batch_max: config.batches(&shared.clock).max_with(&config.coalesce),
         },
         netdev_max_backlog: config.netdev_max_backlog,
     });
@@ -348,7 +348,7 @@ fn open_worker<H: Handler>(
     handler: H,
     (mailboxes, shared): (&Mailboxes, &Arc<EngineState>),
 ) -> Worker<H> {
-    let batches = config.batches();
+    let batches = config.batches(&shared.clock);
     let batch_max = batches.max_with(&config.coalesce) as usize;
     let mut delivery = Delivery::new(cpu, lanes, batch_max);
     delivery.set_coalesce(config.coalesce.on_delivery());

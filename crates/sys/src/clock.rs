@@ -40,6 +40,12 @@ impl Clock {
         }
     }
 
+    /// True for a number that a scheduler advances.
+    #[must_use]
+    pub const fn is_virtual(&self) -> bool {
+        matches!(self, Self::Virtual(_))
+    }
+
     /// Sets a virtual clock to `now_ns`; no effect on the machine's.
     pub fn advance_to(&self, now_ns: u64) {
         if let Self::Virtual(clock) = self {

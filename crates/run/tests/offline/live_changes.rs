@@ -145,15 +145,10 @@ fn promise_1_dying_thread_costs_its_batch() {
     plan.trace = Some(TracePlan { directory: directory.clone(), parse: false });
     let report = run(plan);
     let lost = report.path.dropped["cpu_lost"];
-    assert_eq!(lost, 2, "when traced, one packet is in hand at a time");
-    assert_eq!(report.path.delivered + lost, 10_000);
-    let drops = fs::read_to_string(directory.join("drop.csv")).unwrap();
-    assert_eq!(drops.lines().filter(|row| row.contains(",cpu_lost,")).count(), 2);
-
-    let report = changed(&["3000:kill=1", "6000:kill=0"]);
-    let lost = report.path.dropped["cpu_lost"];
     assert!((1..=128).contains(&lost), "two batches at most: {lost}");
     assert_eq!(report.path.delivered + lost, 10_000);
+    let drops = fs::read_to_string(directory.join("drop.csv")).unwrap();
+    assert_eq!(drops.lines().filter(|row| row.contains(",cpu_lost,")).count() as u64, lost);
 }
 
 #[test]

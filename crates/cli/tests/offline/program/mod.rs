@@ -312,6 +312,21 @@ fn promise_9_a_seed_determines_a_whole_run() {
     assert!(first != delivered("c", 8), "another seed");
 }
 
+/// A run that shows something is repeated with a trace.
+#[test]
+fn promise_9_trace_leaves_seeded_run_alike() {
+    let dir = WorkDir::new();
+    let of = |trace: &str| {
+        let overload = "--synthetic frames=5000 --set netdev_max_backlog=20 --when-full drop";
+        let fixed = format!("--deterministic --seed 3 --cpus 4 --work 2000 {overload}");
+        let report = dir.report(&format!("{trace}{fixed}"));
+        ["elapsed_s", "dropped", "per_cpu", "steer"].map(|field| report[field].to_string())
+    };
+    let untraced = of("");
+    assert!(!untraced[1].contains("\"backlog_full\":0,"), "{}", untraced[1]);
+    assert_eq!(untraced, of("--trace t --trace-parse "));
+}
+
 #[test]
 fn promise_2_written_captures_hold_every_frame_once() {
     let dir = WorkDir::new();
