@@ -491,7 +491,8 @@ impl SendForm {
         }
         match check_len(payload_len, between, mtu) {
             Ok(()) => Ok(Self::Whole),
-            Err(_) if marks.may_fragment => Ok(Self::Fragments),
+            // Not even where it is the only segment (`udp_send_skb`).
+            Err(_) if marks.may_fragment && gso_len == 0 => Ok(Self::Fragments),
             Err(error) => Err(error),
         }
     }

@@ -284,6 +284,22 @@ fn host_with_link() -> Arc<NetState> {
     host_on(vec![on], sinks, NetConfig::TCP, |_| DeviceNeighbours::NoLink)
 }
 
+/// A payload with a segment size is refused above the MTU, even one that is not longer than a segment.
+#[test]
+fn udp_15_segments_are_never_fragmented() {
+    let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
+    let form = |len, gso_size| {
+        let marks = SentMarks { gso_size, may_fragment: true, ..SentMarks::default() };
+        SendForm::of(len, marks, between, 1500).map_err(|error| error.raw_os_error())
+    };
+    let too_long = Some(Errno::MSGSIZE.raw_os_error());
+    assert!(matches!(form(1473, 0), Ok(SendForm::Fragments)));
+    assert!(matches!(form(1472, 1473), Ok(SendForm::Whole)));
+    for (len, gso_size) in [(1473, 1473), (1474, 1473), (4000, 65_535)] {
+        assert!(matches!(form(len, gso_size), Err(error) if error == too_long), "{len} {gso_size}");
+    }
+}
+
 /// Without DF each datagram has its own identification, also those that leave as one packet.
 #[test]
 fn udp_18_routers_fragment_by_own_ids() {
