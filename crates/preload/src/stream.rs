@@ -433,6 +433,15 @@ impl Stream {
         Ok(done)
     }
 
+    /// Error of a call that would open the connection (`MSG_FASTOPEN`).
+    pub(crate) fn refuse_opening(&self) -> Errno {
+        match self.check().and_then(|()| self.peer()) {
+            Ok(_) => Errno::ISCONN,
+            Err(Errno::NOTCONN) => Errno::PIPE,
+            Err(error) => error,
+        }
+    }
+
     /// Sends a part. With the call's waits goes the number of bytes that it has sent.
     fn send_some(
         &self,

@@ -22,6 +22,14 @@ const ASKED: [SocketOption; 6] = [
     SocketOption::of_ipv4(libc::IP_BIND_ADDRESS_NO_PORT),
 ];
 
+/// Options of these levels whose values may have less bytes than an `int`.
+const OF_OTHER_TYPES: [SocketOption; 4] = [
+    SocketOption::of_socket(libc::SO_BINDTODEVICE),
+    SocketOption::of_tcp(libc::TCP_CONGESTION),
+    SocketOption::of_tcp(libc::TCP_ULP),
+    SocketOption::of_tcp(libc::TCP_FASTOPEN_KEY),
+];
+
 /// Answers `setsockopt` of an option that a socket of ours lacks. A new socket of the kernel is asked where that has no other
 /// effect: of the options above, and of calls without a value that can be read. What it refuses is refused with its error, and a
 /// value that changes nothing there is taken.
@@ -38,6 +46,13 @@ pub(super) unsafe fn set(
     len: socklen_t,
 ) -> Result<(), Errno> {
     let has_value = !is_nowhere(value) && i32::try_from(len).is_ok();
+    // First, as all of these levels have it but for those of other types.
+    let is_of_tcp = option.level == libc::IPPROTO_TCP && !matches!(socket, Socket::Udp(_));
+    let is_int =
+        (is_of_tcp || option.level == libc::SOL_SOCKET) && !OF_OTHER_TYPES.contains(&option);
+    if has_value && is_int && len < 4 {
+        return Err(Errno::INVAL);
+    }
     if has_value && !ASKED.contains(&option) {
         return Err(Errno::NOPROTOOPT);
     }

@@ -26,6 +26,15 @@ pub(super) fn check_name_len(header: &msghdr) -> Result<(), Errno> {
     if is_negative && !header.msg_name.is_null() { Err(Errno::INVAL) } else { Ok(()) }
 }
 
+/// Checks the flags of a call with headers.
+///
+/// # Errors
+/// `EINVAL` of `MSG_CMSG_COMPAT`, which is the kernel's own.
+pub(super) fn check_flags(flags: c_int) -> Result<(), Errno> {
+    const MSG_CMSG_COMPAT: c_int = c_int::MIN; // linux/socket.h
+    if flags & MSG_CMSG_COMPAT == 0 { Ok(()) } else { Err(Errno::INVAL) }
+}
+
 /// Buffers of a header.
 ///
 /// # Safety
@@ -160,6 +169,9 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
         // SAFETY: the caller's promise.
         return unsafe { received_by_kernel(next, fd, header, flags) };
     };
+    if let Err(error) = check_flags(flags) {
+        return answer(Err(error));
+    }
     if let Some(queue) = error_queue(&socket, flags) {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
         let told = |queue| {
@@ -191,6 +203,9 @@ pub unsafe extern "C" fn recvmmsg(
         // SAFETY: the caller's promise.
         return unsafe { next(fd, headers, count, flags, timeout) };
     };
+    if let Err(error) = check_flags(flags) {
+        return answer_int(Err(error));
+    }
     let mut limit = match (timeout.is_null(), is_nowhere(timeout)) {
         (true, _) => None,
         (false, true) => return answer_int(Err(Errno::FAULT)),

@@ -8,7 +8,7 @@ use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
 use super::descriptors::is_hidden;
-use super::messages::check_name_len;
+use super::messages::{check_flags, check_name_len};
 use super::next::next;
 use super::relayed::give_passed;
 use super::vectors::{VECTORS_MAX, Vectors};
@@ -95,6 +95,9 @@ fn send_all(
                 ends_record: is(libc::MSG_EOR),
                 is_urgent: is(libc::MSG_OOB),
             };
+            if is(libc::MSG_FASTOPEN) {
+                return Err(stream.refuse_opening());
+            }
             if !vectors.all_accessible() {
                 return Err(Errno::FAULT);
             }
@@ -240,10 +243,14 @@ pub unsafe extern "C" fn pwritev64v2(
 /// # Safety
 /// As for a header given to `sendmsg(2)`.
 unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
+    check_flags(flags)?;
     check_name_len(header)?;
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
     let Socket::Udp(udp) = socket else {
+        if let Some((name, len)) = name_of(header) {
+            address::check(name, len)?;
+        }
         if let Some((control, len)) = control_of(header)? {
             // SAFETY: the caller's promise; the memory may be the program's.
             SendControl::check_stream(unsafe { std::slice::from_raw_parts(control, len) })?;
@@ -252,6 +259,13 @@ unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<
     };
     // SAFETY: the caller's promise.
     unsafe { send_datagram(udp, header, vectors, flags) }
+}
+
+/// Name in a header, if there is one, and its length: one that is too long is cut.
+fn name_of(header: &msghdr) -> Option<(*const sockaddr, socklen_t)> {
+    let is_named = !header.msg_name.is_null() && header.msg_namelen > 0;
+    let len = header.msg_namelen.min(NAME_BYTES_MAX);
+    is_named.then_some((header.msg_name.cast_const().cast(), len))
 }
 
 /// Control messages of a header, and their length, if there are some.
@@ -275,10 +289,7 @@ unsafe fn send_datagram(
     vectors: Vectors<'_>,
     flags: c_int,
 ) -> Result<usize, Errno> {
-    let is_named = !header.msg_name.is_null() && header.msg_namelen > 0;
-    let name = is_named.then_some((header.msg_name.cast_const().cast(), header.msg_namelen));
-    // A name that is too long is cut.
-    let name = name.map(|(name, len)| (name, len.min(NAME_BYTES_MAX)));
+    let name = name_of(header);
     if let Some((name, len)) = name {
         address::check(name, len)?;
     }
@@ -340,6 +351,9 @@ pub unsafe extern "C" fn sendmmsg(
         // SAFETY: the caller's promise.
         return unsafe { next(fd, headers, count, flags) };
     };
+    if let Err(error) = check_flags(flags) {
+        return answer_int(Err(error));
+    }
     let length = count;
     let count = usize::try_from(count).unwrap_or(0).min(VECTORS_MAX);
     if count == 0 {

@@ -43,6 +43,28 @@ def value_of(number, level, name, room):
     return got, len.value, value.raw[:max(min(len.value, 16), 0)].hex()
 
 
+def refusals(connection, tell):
+    """Flags, names, lengths and options that are refused before anything is done."""
+    COMPAT, FASTOPEN, room = -(2**31), 0x20000000, ctypes.create_string_buffer(100)
+    vector = (ctypes.c_size_t * 2)(ctypes.addressof(room), 1)
+    for kind, it in of_all_kinds(connection, tell):
+        number, wait = it.fileno(), socket.MSG_DONTWAIT
+        header = Header(None, 0, ctypes.addressof(vector), 1)
+        for name in ("sendmsg", "recvmsg"):
+            print(f"{kind} {name}:", c(name, number, ctypes.byref(header), COMPAT | wait))
+        for name in ("sendmmsg", "recvmmsg"):
+            for count in (0, 1):
+                print(f"{kind} {name} {count}:", c(name, number, ctypes.byref(header), count, COMPAT | wait, None))
+        if "connection" in kind:
+            for place, length in ((8, 16), (ctypes.addressof(room), 1), (None, 16)):
+                header = Header(place, length, ctypes.addressof(vector), 1)
+                print(f"{kind} sendmsg to {length} bytes at {place and place < 9}:", c("sendmsg", number, ctypes.byref(header), wait))
+            print(f"{kind} opened:", c("send", number, room, size(1), FASTOPEN | wait))
+        for level, name in ((socket.SOL_SOCKET, 3), (socket.SOL_SOCKET, 4), (socket.SOL_SOCKET, 9999), (socket.IPPROTO_TCP, 11), (socket.IPPROTO_TCP, 30), (socket.IPPROTO_TCP, 35)):
+            for length in (0, 1, 3):
+                print(f"{kind} {level} {name}, {length} bytes:", c("setsockopt", number, level, name, bytes(8), length))
+
+
 def settings(connection, tell):
     """Options by their numbers: told with each room, set with each length, and told again."""
     for kind, it in of_all_kinds(connection, tell):
