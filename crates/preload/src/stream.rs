@@ -392,6 +392,7 @@ impl Stream {
                     if !self.is_nonblocking.load(Ordering::Relaxed) =>
                 {
                     self.unless_moved(wait.readable(self.readiness()?, *has_part))?;
+                    self.unless_copied()?;
                 }
                 (result, _) => return result,
             }
@@ -435,9 +436,8 @@ impl Stream {
 
     /// Error of a call that would open the connection (`MSG_FASTOPEN`).
     pub(crate) fn refuse_opening(&self) -> Errno {
-        match self.check().and_then(|()| self.peer()) {
-            Ok(_) => Errno::ISCONN,
-            Err(Errno::NOTCONN) => Errno::PIPE,
+        match self.check() {
+            Ok(()) => Errno::ISCONN,
             Err(error) => error,
         }
     }
@@ -459,6 +459,7 @@ impl Stream {
                     let readiness = self.readiness()?;
                     let timeout = timeout(readiness, libc::SO_SNDTIMEO);
                     self.unless_moved(wait.writable(readiness, timeout, *done == 0))?;
+                    self.unless_copied()?;
                 }
                 (sent, _) => return sent,
             }
@@ -535,6 +536,11 @@ impl Stream {
             Ok(()) | Err(Errno::BADF) if self.part.is_taken() => Err(MOVED),
             waited => waited,
         }
+    }
+
+    /// Refuses to go on after a wait in which a signal's handler has forked: the child has no copy of what has arrived.
+    fn unless_copied(&self) -> Result<(), Errno> {
+        if self.is_of_parent() { self.check() } else { Ok(()) }
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {

@@ -42,13 +42,13 @@ pub fn map_packet_memory(bytes: usize) -> Result<Region> {
     Ok(unsafe { Region::from_mapping(base, bytes, unmap) })
 }
 
-/// Leaves a region out of the memory of children that are forked later. Else a fork copies all pages that the kernel has
-/// pinned for a device (`AF_XDP`), and every page is copied at the parent's next write. A child must not use the region.
+/// Leaves the contents of a region to this process alone: children that are forked later have zeros there. Otherwise a fork
+/// copies all pages that the kernel has pinned for a device (`AF_XDP`), and the parent's next write to any other page copies that.
 pub fn leave_out_of_forks(region: &Region) {
     if region.is_mapping() {
         let (base, len_bytes) = region.span();
         // SAFETY: advice on whole pages of a mapping, which keep their contents here. A refusal costs speed only.
-        let _ = unsafe { mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxDontFork) };
+        let _ = unsafe { mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxWipeOnFork) };
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
         let region = map_packet_memory(1).unwrap();
         let is_left_out = || {
             let flags = flags_at(region.span().0.addr().get());
-            flags.iter().any(|flag| flag == "dc") // VM_DONTCOPY
+            flags.iter().any(|flag| flag == "wf") // VM_WIPEONFORK
         };
         assert!(!is_left_out(), "a child may run an engine that its parent has prepared");
         leave_out_of_forks(&region);

@@ -230,6 +230,8 @@ struct Dropped {
     frame: u64,
     flow: u32,
     sequence: u64,
+    /// True if its thread died with it.
+    is_lost: bool,
 }
 
 struct Trace {
@@ -273,8 +275,8 @@ impl Trace {
             flows.entry(packet.flow).or_default().push(packet);
         }
         let mut findings = Findings::default();
-        let dropped: BTreeSet<_> =
-            self.dropped.iter().map(|packet| (packet.flow, packet.frame)).collect();
+        let died = self.dropped.iter().filter(|packet| packet.is_lost);
+        let died: BTreeSet<_> = died.map(|packet| (packet.flow, packet.frame)).collect();
         for packets in flows.values_mut() {
             packets.sort_by_key(|packet| packet.order);
             for [before, packet] in packets.array_windows() {
@@ -282,10 +284,10 @@ impl Trace {
                 findings.moves += usize::from(before.cpu != packet.cpu);
                 let is_queued = before.processed_ns > packet.enqueued_ns;
                 findings.hazards += usize::from(before.epoch != packet.epoch && is_queued);
-                self.judge_mask(packet, Some(before), &dropped)?;
+                self.judge_mask(packet, Some(before), &died)?;
             }
             if let Some(first) = packets.first() {
-                self.judge_mask(first, None, &dropped)?;
+                self.judge_mask(first, None, &died)?;
             }
         }
         Ok((findings, lost))
@@ -344,7 +346,7 @@ impl Trace {
         &self,
         packet: &Delivered,
         before: Option<&Delivered>,
-        dropped: &BTreeSet<(u32, u64)>,
+        died: &BTreeSet<(u32, u64)>,
     ) -> Judgement {
         let mask =
             self.masks.range(..=packet.epoch).next_back().map_or(u32::MAX, |(_, mask)| *mask);
@@ -354,7 +356,7 @@ impl Trace {
         // The batch of a thread that died was in the backlog until then, without a line of its own.
         let since = before.map_or(0, |before| before.frame);
         let places = (packet.flow, since)..(packet.flow, packet.frame);
-        let follows = follows || dropped.range(places).next().is_some();
+        let follows = follows || died.range(places).next().is_some();
         if mask >> packet.cpu & 1 == 0 && !follows {
             return Err(format!(
                 "frame {} is on CPU {}, outside {mask:x}",
@@ -429,11 +431,12 @@ impl Delivered {
 impl Dropped {
     fn of(line: &str) -> Option<Self> {
         let fields: Vec<_> = line.split(',').collect();
-        let &[_, frame, _, flow, sequence] = fields.as_slice() else { return None };
+        let &[_, frame, reason, flow, sequence] = fields.as_slice() else { return None };
         Some(Self {
             frame: frame.parse().ok()?,
             flow: flow.parse().ok()?,
             sequence: sequence.parse().ok()?,
+            is_lost: reason == "cpu_lost",
         })
     }
 }

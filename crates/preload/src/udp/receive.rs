@@ -84,6 +84,8 @@ impl Udp {
                         return Ok(None);
                     }
                     wait.readable(self.readiness()?, mode.has_part)?;
+                    // The handler of a signal may have forked: the child has no copy of what has arrived.
+                    self.check()?;
                 }
                 result => return result.map(Some),
             }

@@ -103,21 +103,22 @@ pub(crate) fn children_echo(via: &str) {
     all_are_echoed("fork_for(20, echo)", &config);
 }
 
-/// Tells the peer, by a child, which of the mappings that forks leave out are not the parent's alone.
+/// Tells the peer, by a child, if memory is used of those mappings that forks leave out: in the parent, and in the child.
 const LEAN: &str = "
-def left_out():
+def has_left_out():
+    kib = 0
     for line in open('/proc/self/smaps'):
-        first = line.split()[0]
-        if not first.endswith(':'):
-            mapping = first
-        elif first == 'VmFlags:' and 'dc' in line.split():
-            yield mapping
+        first, *others = line.split()
+        if first == 'Rss:':
+            used = int(others[0])
+        elif first == 'VmFlags:' and 'wf' in others:
+            kib += used
+    return kib > 0
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 connection, peer = listener.accept()
-parents = set(left_out())
+parents = has_left_out()
 if os.fork() == 0:
-    childs = {line.split()[0] for line in open('/proc/self/maps')}
-    connection.sendall(b'%d, %d' % (len(parents) > 0, len(parents & childs)))
+    connection.sendall(b'%d, %d' % (parents, has_left_out()))
     os._exit(0)
 connection.close()
 os.wait()
@@ -131,7 +132,7 @@ pub(crate) fn children_are_lean(via: &str) {
         scope.spawn(|| hosts.lines(Command::new("python3").args(["-c", &program]), Some(&config)));
         let mut told = String::new();
         hosts.far.run(|| connected().read_to_string(&mut told)).unwrap();
-        assert_eq!(told, "1, 0", "is any left out, and number of those that the child has");
+        assert_eq!(told, "1, 0", "is any used by the parent, and by the child");
     });
 }
 

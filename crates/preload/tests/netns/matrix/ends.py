@@ -28,8 +28,10 @@ def resets(connection, tell):
     tell("reset")
     await_event(it, select.POLLERR)
     say("events", polled, it)
+    say("opened again", it.send, b"x", 0x20000000)  # MSG_FASTOPEN
     say("reset", it.recv, 10)
     say("then", it.recv, 10)
+    say("opened at the end", it.send, b"x", 0x20000000)
     say("send", it.send, b"x")
     say("send without a signal", it.send, b"x", socket.MSG_NOSIGNAL)
     say("peer", it.getpeername)
