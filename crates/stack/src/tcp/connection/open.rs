@@ -125,6 +125,7 @@ impl Connection {
             error: None,
             soft_error: None,
             errors: OnDemand::default(),
+            capable: OnDemand::default(),
             opening: Opening::default(),
             is_orphan: false,
             invalid_limit: InvalidLimit::default(),

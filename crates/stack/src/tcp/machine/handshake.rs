@@ -163,7 +163,7 @@ impl Tcp {
         let agreed = Agreed {
             timestamps: config.timestamps && offers.timestamps.is_some(),
             sack: config.sack && offers.sack_permitted,
-            ecn: (config.accepts_ecn || config.asks_ecn) && asks_ecn && !segment.is_capable,
+            ecn: (config.accepts_ecn || config.asks_ecn) && asks_ecn && !segment.is_capable(),
             scales: offers
                 .window_scale
                 .filter(|_| config.window_scaling)

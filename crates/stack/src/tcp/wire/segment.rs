@@ -49,9 +49,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) options: Options,
     /// Length of the options, in bytes.
     pub(in crate::tcp) options_len: u32,
-    /// True if the packet is capable of ECN, and if a router marked it.
-    pub(in crate::tcp) is_capable: bool,
-    pub(in crate::tcp) is_marked: bool,
+    /// ECN field of the IP header.
+    pub(in crate::tcp) ecn: u8,
     /// Payload length of the largest of the segments that were merged; else that of this one.
     pub(in crate::tcp) segment_len: u32,
 }
@@ -82,8 +81,7 @@ impl Segment {
             payload_len,
             options: options::parse(options, flags.has(Flags::SYN)),
             options_len: len_u32(options.len()),
-            is_capable: tos & CE != 0,
-            is_marked: tos & CE == CE,
+            ecn: tos & CE,
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
     }
@@ -93,6 +91,16 @@ impl Segment {
         let header = packet.frame.data().get(usize::from(packet.headers.transport_offset)..)?;
         let header_len = usize::from(header.get(12)? >> 4) * 4;
         options::parse_fast_open(header.get(HEADER_BYTES..header_len)?)
+    }
+
+    /// True if the packet is capable of ECN.
+    pub(in crate::tcp) fn is_capable(&self) -> bool {
+        self.ecn != 0
+    }
+
+    /// True if a router marked the packet.
+    pub(in crate::tcp) fn is_marked(&self) -> bool {
+        self.ecn == CE
     }
 
     pub(in crate::tcp) fn has(&self, flags: Flags) -> bool {
