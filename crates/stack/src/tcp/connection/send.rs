@@ -389,13 +389,18 @@ impl Connection {
         }
         if next.len_bytes > 0 {
             self.note_paced(end - seq, cx);
-            self.delayed.note_reply(cx.now_us);
-            self.send.last_data_us = cx.now_us;
+            self.note_data_sent(cx.now_us);
         }
         if was_empty || self.timers.is_loss_probe() {
             self.rearm_retransmit(cx.now_us);
         }
         if left == count { Ok(()) } else { Err(Halt::NoFrame) }
+    }
+
+    /// Notes that data are sent, for the first time or again (`tcp_event_data_sent`).
+    fn note_data_sent(&mut self, now_us: u64) {
+        self.delayed.note_reply(now_us);
+        self.send.last_data_us = now_us;
     }
 
     /// Sends a single new segment of this length, which may be longer than others. Returns false without a frame.
@@ -480,7 +485,13 @@ impl Connection {
         let deliveries = self.sent.clock.note_sent(false, self.tally.delivered, cx.now_us);
         self.sent.sent_again(index, cx.now_us, deliveries);
         self.forget_mtu_probe();
-        self.send.last_data_us = cx.now_us;
+        if self
+            .sent
+            .at(index)
+            .is_some_and(|sent| sent.payload_bytes() > u32::from(sent.marks.is_syn))
+        {
+            self.note_data_sent(cx.now_us);
+        }
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);
     }
