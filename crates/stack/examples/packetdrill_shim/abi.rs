@@ -152,7 +152,7 @@ fn address_of(address: *const c_void, len: socklen_t) -> Result<SocketAddr, Errn
         _ => None,
     };
     let (Some(ip), Some(port)) = (parsed, port()) else { return Err(Errno(libc::EINVAL)) };
-    Ok(SocketAddr::new(ip, port))
+    Ok(SocketAddr::new(ip.to_canonical(), port))
 }
 
 fn write_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
@@ -313,9 +313,9 @@ extern "C" fn free(state: *mut c_void) {
     drop(unsafe { Box::from_raw(state.cast::<Shim>()) });
 }
 
-extern "C" fn socket(state: *mut c_void, _domain: c_int, _kind: c_int, _protocol: c_int) -> c_int {
+extern "C" fn socket(state: *mut c_void, domain: c_int, _kind: c_int, _protocol: c_int) -> c_int {
     let new = shim(state).new_descriptor();
-    answer(new.and_then(|fd| shim(state).socket(fd)))
+    answer(new.and_then(|fd| shim(state).socket(fd, domain)))
 }
 
 extern "C" fn bind(state: *mut c_void, fd: c_int, address: *const c_void, len: socklen_t) -> c_int {
@@ -337,7 +337,7 @@ extern "C" fn accept(
         Err(error) => return answer(Err(error)),
     };
     let accepted = shim(state).accept(fd, new_fd).map(|peer| {
-        write_address(peer, address, len);
+        write_address(shim(state).lock().host.told(peer), address, len);
         new_fd
     });
     if accepted.is_err() {

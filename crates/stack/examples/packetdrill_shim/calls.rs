@@ -124,8 +124,9 @@ impl Shim {
     }
 
     /// Registers the descriptor of a new socket.
-    pub(crate) fn socket(&self, fd: i32) -> Result<i32, Errno> {
+    pub(crate) fn socket(&self, fd: i32, domain: i32) -> Result<i32, Errno> {
         let mut state = self.lock();
+        state.host.is_mapped = domain == libc::AF_INET6 && !state.host.is_ipv6();
         state.host.follow_sysctls();
         let socket = state.host.tcp.socket()?;
         let mut options = state.host.sysctls.options(state.host.tcp.options(socket)?);
