@@ -488,9 +488,9 @@ impl Tcp {
         if let Some(request) = self.requests.at_mut(at) {
             if is_sent {
                 request.stamps.1 = stamp;
+                request.resent = request.resent.saturating_add(1);
             }
             request.timeouts += 1;
-            request.resent = request.resent.saturating_add(1);
             let wait_us = request.timeout_us();
             self.request_timers.arm(at, out.now_us + wait_us, out.now_us);
         }
