@@ -163,7 +163,10 @@ impl Tcp {
         let agreed = Agreed {
             timestamps: config.timestamps && offers.timestamps.is_some(),
             sack: config.sack && offers.sack_permitted,
-            ecn: (config.accepts_ecn || config.asks_ecn) && asks_ecn && !segment.is_capable(),
+            // As the kernel: a capable SYN is that of a newer ECN, of which other bits tell (`tcp_ecn_create_request`).
+            ecn: (config.accepts_ecn || config.asks_ecn)
+                && asks_ecn
+                && (!segment.is_capable() || segment.has_reserved),
             scales: offers
                 .window_scale
                 .filter(|_| config.window_scaling)

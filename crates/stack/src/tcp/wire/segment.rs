@@ -11,6 +11,9 @@ pub(in crate::tcp) const HEADER_BYTES: usize = 20;
 /// ECN field of an IP header: congestion experienced.
 const CE: u8 = 3;
 
+/// Bits between the header's length and the flags.
+const RESERVED: u8 = 0x0f;
+
 /// Control bits of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(in crate::tcp) struct Flags(pub(in crate::tcp) u8);
@@ -42,6 +45,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) seq: Seq,
     pub(in crate::tcp) ack: Seq,
     pub(in crate::tcp) flags: Flags,
+    /// True if one of the other bits beside the flags is set (AE of RFC 9768, or a reserved one).
+    pub(in crate::tcp) has_reserved: bool,
     /// Window as it was sent, not scaled.
     pub(in crate::tcp) window: u16,
     pub(in crate::tcp) urgent: u16,
@@ -76,6 +81,7 @@ impl Segment {
             seq: Seq(u32::from_be_bytes([s0, s1, s2, s3])),
             ack: Seq(u32::from_be_bytes([a0, a1, a2, a3])),
             flags,
+            has_reserved: offset & RESERVED != 0,
             window: u16::from_be_bytes([w0, w1]),
             urgent: u16::from_be_bytes([u0, u1]),
             payload_len,
