@@ -475,16 +475,17 @@ extern "C" fn ioctl(state: *mut c_void, fd: c_int, request: u64, argument: *mut 
     const SIOCATMARK: u64 = 0x8905;
     const SIOCOUTQNSD: u64 = 0x894b;
     let mut state = shim(state).lock();
-    let queued = state.entry(fd).map(|entry| entry.socket).and_then(|socket| {
+    let socket = state.entry(fd).map(|entry| entry.socket);
+    answer(socket.and_then(|socket| {
         let tcp = &state.host.tcp;
-        Ok((tcp.queued_bytes(socket)?, tcp.is_at_urgent(socket)?, tcp.info(socket)?))
-    });
-    answer(queued.and_then(|((sent, received), is_at_urgent, info)| {
         let value = match request {
-            SIOCINQ => received,
-            SIOCOUTQ => sent,
-            SIOCATMARK => is_at_urgent.into(),
-            SIOCOUTQNSD => info.map_or(0, |info| info.unsent_bytes),
+            SIOCINQ => tcp.queued_bytes(socket)?.1,
+            SIOCOUTQ => tcp.queued_bytes(socket)?.0,
+            SIOCATMARK => tcp.is_at_urgent(socket)?.into(),
+            SIOCOUTQNSD => {
+                tcp.queued_bytes(socket)?;
+                tcp.info(socket)?.map_or(0, |info| info.unsent_bytes)
+            }
             _ => return Err(Errno(libc::ENOTTY)),
         };
         // SAFETY: these requests point to an int of the caller.
