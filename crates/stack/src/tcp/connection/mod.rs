@@ -221,6 +221,8 @@ pub(super) struct SendState {
     pub(super) buffer_bytes: u32,
     /// True if a write found too little memory (`SOCK_NOSPACE`).
     pub(super) is_full: bool,
+    /// True if the last packet sent had neither data nor a FIN.
+    pub(super) is_last_empty: bool,
 }
 
 /// Receiving side.

@@ -90,6 +90,7 @@ impl Connection {
             last_data_us: now_us,
             buffer_bytes: options.sndbuf.unwrap_or(config.wmem.0),
             is_full: false,
+            is_last_empty: false,
         };
         let receive = ReceiveState {
             initial: Seq(0),

@@ -269,13 +269,14 @@ impl Scoreboard {
         self.segments.push_back(Node { sent, earlier: Seq(0), later: Seq(0) });
     }
 
-    /// Merges the next segment into that at `index`, if both fit in `most` bytes: one a transmission,
-    /// and the last one not at first, as the kernel (`tcp_retrans_try_collapse`), whose device holds
-    /// the last packet.
-    pub(super) fn merge_next(&mut self, index: usize, most: u32) {
-        let (Some(&here), Some(&next)) = (self.at(index), self.at(index + 1)) else { return };
+    /// Merges the next segment into that at `index`, if both fit in `most` bytes (`tcp_retrans_try_collapse`). As in the
+    /// kernel, not one that the device still holds: the last that was sent, at `held_us` if it had data. Returns true
+    /// if it is merged.
+    pub(super) fn merge_next(&mut self, index: usize, most: u32, held_us: Option<u64>) -> bool {
+        let (Some(&here), Some(&next)) = (self.at(index), self.at(index + 1)) else { return false };
         let len_bytes = next.end - here.seq - u32::from(next.marks.is_fin);
-        let is_held = index + 2 == self.segments.len() && !here.marks.ever_retransmitted;
+        let is_latest = self.at(index + 2).is_none_or(|after| after.sent_us < next.sent_us);
+        let is_held = is_latest && held_us.is_some_and(|us| next.sent_us >= us);
         if is_held
             || here.marks.is_syn
             || here.marks.is_fin
@@ -283,7 +284,7 @@ impl Scoreboard {
             || next.marks.sacked
             || len_bytes > most
         {
-            return;
+            return false;
         }
         self.unlink(index + 1);
         self.segments.remove(index + 1);
@@ -294,6 +295,7 @@ impl Scoreboard {
             sent.marks.ending = sent.marks.ending.followed_by(next.marks.ending);
             sent.marks.ever_retransmitted |= next.marks.ever_retransmitted;
         }
+        true
     }
 
     /// Index of the first segment that ends behind `seq`.

@@ -514,7 +514,8 @@ impl Connection {
         if payload > most {
             self.sent.split(index, sent.seq + most);
         } else if payload < most {
-            self.sent.merge_next(index, most);
+            let held_us = (!self.send.is_last_empty).then_some(self.send.last_data_us);
+            while self.sent.merge_next(index, most, held_us) {}
         }
         self.sent.cut_packet(index, 1);
         self.note_sent_again(index, cause, cx);

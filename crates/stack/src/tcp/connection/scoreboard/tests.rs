@@ -88,7 +88,9 @@ proptest! {
                     }
                     0 => scoreboard.mark_all(|sent| sent.marks.lost = false),
                     1 => scoreboard.truncate(len.saturating_sub(1)),
-                    2 => scoreboard.merge_next(index, 2 * MSS),
+                    2 => {
+                        scoreboard.merge_next(index, 2 * MSS, None);
+                    }
                     3 => scoreboard.split_all(2 * MSS / 3),
                     4 if len > 0 => {
                         let first = *scoreboard.first().unwrap();
@@ -225,7 +227,7 @@ fn tcp_34_splitting_and_merging_cost_little() {
             let at = *scoreboard.at(index).unwrap();
             scoreboard.split(index, at.seq + MSS / 2);
             scoreboard.sent_again(index, u64::from(window) + number as u64, Default::default());
-            scoreboard.merge_next(index, MSS);
+            scoreboard.merge_next(index, MSS, None);
         }
         let searches = 8 * window;
         let (looks, most) = (LOOKS.get(), searches * (window.ilog2() + 2));
