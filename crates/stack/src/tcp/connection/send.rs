@@ -515,7 +515,12 @@ impl Connection {
             self.sent.split(index, sent.seq + most);
         } else if payload < most {
             let held_us = (!self.send.is_last_empty).then_some(self.send.last_data_us);
-            while self.sent.merge_next(index, most, held_us) {}
+            while self.sent.merge_next(index, most, held_us) {
+                if !self.agreed.sack {
+                    // As the kernel: a segment less takes a duplicate ACK along (`tcp_adjust_pcount`).
+                    self.sent.reno_dup_acks = self.sent.reno_dup_acks.saturating_sub(1);
+                }
+            }
         }
         self.sent.cut_packet(index, 1);
         self.note_sent_again(index, cause, cx);
