@@ -152,9 +152,12 @@ impl Connection {
                 self.become_established(cx);
                 // As the kernel: until the peer's window grows, segments are as long as the path promises.
                 self.begin_mtu_search(cx);
-                if self.shut.send {
+                if self.send.fin {
                     // Closed before the handshake ended: the FIN goes out now.
                     self.state = State::FinWait1;
+                } else if self.shut.send {
+                    // Shut down before the SYN was sent.
+                    self.close_sending(cx);
                 }
             }
             State::FinWait1 if is_fin_acked => {
