@@ -6,6 +6,7 @@ use super::super::seq::Seq;
 use super::busy_time::Sending;
 use super::info::Cause;
 use super::mtu_search::Probing;
+use super::scoreboard::MergeLimits;
 use super::sent::{Ending, Marks, Sent};
 use super::{Connection, Context, ms_since};
 
@@ -515,7 +516,8 @@ impl Connection {
             self.sent.split(index, sent.seq + most);
         } else if payload < most {
             let held_us = (!self.send.is_last_empty).then_some(self.send.last_data_us);
-            while self.sent.merge_next(index, most, held_us) {
+            let limits = MergeLimits { most_bytes: most, window_end, held_us };
+            while self.sent.merge_next(index, limits) {
                 if !self.agreed.sack {
                     // As the kernel: a segment less takes a duplicate ACK along (`tcp_adjust_pcount`).
                     self.sent.reno_dup_acks = self.sent.reno_dup_acks.saturating_sub(1);

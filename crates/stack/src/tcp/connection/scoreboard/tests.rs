@@ -24,6 +24,11 @@ fn sent(number: u32, sent_us: u64) -> Sent {
     }
 }
 
+/// Limits of merged segments, within the peer's window, of which the device holds none.
+fn limits(most_bytes: u32) -> MergeLimits {
+    MergeLimits { most_bytes, window_end: Seq(u32::MAX / 4), held_us: None }
+}
+
 fn mark_sacked(marks: &mut Marks) {
     (marks.sacked, marks.lost, marks.retransmitted) = (true, false, false);
 }
@@ -89,7 +94,7 @@ proptest! {
                     0 => scoreboard.mark_all(|sent| sent.marks.lost = false),
                     1 => scoreboard.truncate(len.saturating_sub(1)),
                     2 => {
-                        scoreboard.merge_next(index, 2 * MSS, None);
+                        scoreboard.merge_next(index, limits(2 * MSS));
                     }
                     3 => scoreboard.split_all(2 * MSS / 3),
                     4 if len > 0 => {
@@ -227,7 +232,7 @@ fn tcp_34_splitting_and_merging_cost_little() {
             let at = *scoreboard.at(index).unwrap();
             scoreboard.split(index, at.seq + MSS / 2);
             scoreboard.sent_again(index, u64::from(window) + number as u64, Default::default());
-            scoreboard.merge_next(index, MSS, None);
+            scoreboard.merge_next(index, limits(MSS));
         }
         let searches = 8 * window;
         let (looks, most) = (LOOKS.get(), searches * (window.ilog2() + 2));
