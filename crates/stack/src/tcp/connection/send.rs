@@ -486,11 +486,7 @@ impl Connection {
         let deliveries = self.sent.clock.note_sent(false, self.tally.delivered, cx.now_us);
         self.sent.sent_again(index, cx.now_us, deliveries);
         self.forget_mtu_probe();
-        if self
-            .sent
-            .at(index)
-            .is_some_and(|sent| sent.payload_bytes() > u32::from(sent.marks.is_syn))
-        {
+        if self.sent.at(index).is_some_and(|sent| sent.data_bytes() > 0) {
             self.note_data_sent(cx.now_us);
         }
         cx.counters.retrans_segs.add(1);
@@ -511,10 +507,9 @@ impl Connection {
         // Part of a segment if the window shrank into it.
         let left = window_end.bytes_since(sent.seq);
         let most = if left > 0 { room.min(left) } else { room };
-        let payload = sent.payload_bytes() - u32::from(sent.marks.is_syn);
-        if payload > most {
+        if sent.data_bytes() > most {
             self.sent.split(index, sent.seq + most);
-        } else if payload < most {
+        } else if sent.data_bytes() < most {
             let held_us = (!self.send.is_last_empty).then_some(self.send.last_data_us);
             let limits = MergeLimits { most_bytes: most, window_end, held_us };
             while self.sent.merge_next(index, limits) {
@@ -526,7 +521,8 @@ impl Connection {
         }
         self.sent.cut_packet(index, 1);
         self.note_sent_again(index, cause, cx);
-        self.note_paced(payload.min(most), cx);
+        let payload = self.sent.at(index).map_or(0, Sent::data_bytes);
+        self.note_paced(payload, cx);
         let before = self.tally.bytes_sent;
         if !self.transmit_sent(index, cx) {
             cx.counters.no_frame.add(1);
