@@ -466,6 +466,7 @@ impl Connection {
         let len_bytes = self.tally.bytes_sent - before;
         self.tally.bytes_retrans += len_bytes;
         self.note_paced(u32::try_from(len_bytes).unwrap_or(u32::MAX), cx);
+        self.note_data_sent(cx.now_us);
         for index in index..=last {
             self.note_sent_again(index, cause, cx);
             self.note_retransmitted(index, cx.now_us);
@@ -486,9 +487,6 @@ impl Connection {
         let deliveries = self.sent.clock.note_sent(false, self.tally.delivered, cx.now_us);
         self.sent.sent_again(index, cx.now_us, deliveries);
         self.forget_mtu_probe();
-        if self.sent.at(index).is_some_and(|sent| sent.data_bytes() > 0) {
-            self.note_data_sent(cx.now_us);
-        }
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);
     }
@@ -526,6 +524,8 @@ impl Connection {
         let before = self.tally.bytes_sent;
         if !self.transmit_sent(index, cx) {
             cx.counters.no_frame.add(1);
+        } else if payload > 0 {
+            self.note_data_sent(cx.now_us);
         }
         self.tally.bytes_retrans += self.tally.bytes_sent - before;
         true
