@@ -510,11 +510,10 @@ impl Connection {
         } else if sent.data_bytes() < most {
             let held_us = (!self.send.is_last_empty).then_some(self.send.last_data_us);
             let limits = MergeLimits { most_bytes: most, window_end, held_us };
-            while self.sent.merge_next(index, limits) {
-                if !self.agreed.sack {
-                    // As the kernel: a segment less takes a duplicate ACK along (`tcp_adjust_pcount`).
-                    self.sent.reno_dup_acks = self.sent.reno_dup_acks.saturating_sub(1);
-                }
+            let merged = self.sent.merge_behind(index, limits);
+            if !self.agreed.sack {
+                // As the kernel: a segment less takes a duplicate ACK along (`tcp_adjust_pcount`).
+                self.sent.reno_dup_acks = self.sent.reno_dup_acks.saturating_sub(merged);
             }
         }
         self.sent.cut_packet(index, 1);

@@ -1,7 +1,9 @@
 //! Segments merged into one that is sent again (`tcp_retrans_try_collapse`).
 
+use std::ops::Range;
+
 use super::super::super::seq::Seq;
-use super::{Node, Scoreboard};
+use super::Scoreboard;
 
 /// Limits of a merged segment.
 #[derive(Clone, Copy, Debug)]
@@ -15,36 +17,53 @@ pub(in crate::tcp::connection) struct MergeLimits {
 }
 
 impl Scoreboard {
-    /// Merges the next segment into that at `index`, if both fit. As in the kernel, not one that the device still holds.
-    /// Returns true if it is merged.
-    pub(in crate::tcp::connection) fn merge_next(
+    /// Merges the segments behind that at `index` into it, as many as fit. Returns their number.
+    pub(in crate::tcp::connection) fn merge_behind(
         &mut self,
         index: usize,
         limits: MergeLimits,
-    ) -> bool {
-        let (Some(&here), Some(&next)) = (self.at(index), self.at(index + 1)) else { return false };
-        let len_bytes = next.end - here.seq - u32::from(next.marks.is_fin);
-        let is_latest = self.at(index + 2).is_none_or(|after| after.sent_us < next.sent_us);
-        let is_held = is_latest && limits.held_us.is_some_and(|us| next.sent_us >= us);
-        if is_held
-            || here.marks.is_syn
-            || here.marks.is_fin
-            || here.marks.ending.ends_record()
-            || next.marks.sacked
-            || len_bytes > limits.most_bytes
-            || next.end.is_after(limits.window_end)
+    ) -> u32 {
+        let Some(&here) = self.at(index) else { return 0 };
+        let (first, mut last, mut merged) = (index + 1, index, here);
+        while self.is_mergeable(here.seq, last + 1, limits)
+            && let Some(&next) = self.at(last + 1)
         {
-            return false;
+            last += 1;
+            self.unlink(last);
+            self.uncount(next.marks);
+            merged.end = next.end;
+            merged.marks.is_fin = next.marks.is_fin;
+            merged.marks.ending = merged.marks.ending.followed_by(next.marks.ending);
+            merged.marks.ever_retransmitted |= next.marks.ever_retransmitted;
         }
-        self.unlink(index + 1);
-        self.segments.remove(index + 1);
-        self.uncount(next.marks);
-        if let Some(Node { sent, .. }) = self.segments.get_mut(index) {
-            sent.end = next.end;
-            sent.marks.is_fin = next.marks.is_fin;
-            sent.marks.ending = sent.marks.ending.followed_by(next.marks.ending);
-            sent.marks.ever_retransmitted |= next.marks.ever_retransmitted;
-        }
-        true
+        self.remove(first..last + 1);
+        self.segments[index].sent = merged;
+        u32::try_from(last - index).unwrap_or(u32::MAX)
+    }
+
+    /// True if the segment at `index` fits behind what begins with `seq`. As in the kernel, not one that the device still
+    /// holds.
+    fn is_mergeable(&self, seq: Seq, index: usize, limits: MergeLimits) -> bool {
+        let (Some(before), Some(next)) = (self.at(index - 1), self.at(index)) else { return false };
+        let len_bytes = next.end - seq - u32::from(next.marks.is_fin);
+        let is_latest = self.at(index + 1).is_none_or(|after| after.sent_us < next.sent_us);
+        let is_held = is_latest && limits.held_us.is_some_and(|us| next.sent_us >= us);
+        !is_held
+            && !before.marks.is_syn
+            && !before.marks.is_fin
+            && !before.marks.ending.ends_record()
+            && !next.marks.sacked
+            && len_bytes <= limits.most_bytes
+            && !next.end.is_after(limits.window_end)
+    }
+
+    /// Removes segments: those on the shorter side of them move.
+    fn remove(&mut self, range: Range<usize>) {
+        #[cfg(test)]
+        super::tests::MOVES.with(|moves| {
+            let behind = self.segments.len() - range.end;
+            moves.set(moves.get() + if range.is_empty() { 0 } else { range.start.min(behind) });
+        });
+        self.segments.drain(range);
     }
 }

@@ -10,6 +10,8 @@ const MSS: u32 = 1000;
 thread_local! {
     /// Segments that were looked at to find one by its number.
     pub(super) static LOOKS: Cell<u32> = const { Cell::new(0) };
+    /// Segments that moved when others were merged.
+    pub(super) static MOVES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Numbers wrap after twenty segments.
@@ -94,7 +96,10 @@ proptest! {
                     0 => scoreboard.mark_all(|sent| sent.marks.lost = false),
                     1 => scoreboard.truncate(len.saturating_sub(1)),
                     2 => {
-                        scoreboard.merge_next(index, limits(2 * MSS));
+                        let held_us = (now_us % 2 == 0).then_some(now_us - 1);
+                        let most_bytes = MSS * u32::try_from(2 + now_us % 4).unwrap();
+                        let limits = MergeLimits { held_us, ..limits(most_bytes) };
+                        scoreboard.merge_behind(index, limits);
                     }
                     3 => scoreboard.split_all(2 * MSS / 3),
                     4 if len > 0 => {
@@ -232,10 +237,28 @@ fn tcp_34_splitting_and_merging_cost_little() {
             let at = *scoreboard.at(index).unwrap();
             scoreboard.split(index, at.seq + MSS / 2);
             scoreboard.sent_again(index, u64::from(window) + number as u64, Default::default());
-            scoreboard.merge_next(index, limits(MSS));
+            scoreboard.merge_behind(index, limits(MSS));
         }
         let searches = 8 * window;
         let (looks, most) = (LOOKS.get(), searches * (window.ilog2() + 2));
         assert!(looks <= most, "{looks} looks for {window} segments");
+    }
+}
+
+/// Segments of a byte in the middle of as many others, which all merge into one: the others move once.
+#[test]
+fn tcp_34_many_merged_move_others_once() {
+    for window in [1_000, 16_000] {
+        let mut scoreboard = Scoreboard::INITIAL;
+        let first = sent(0, 0);
+        (0..window).for_each(|number| {
+            let seq = first.seq + number;
+            scoreboard.push(Sent { seq, end: seq + 1, ..first });
+        });
+        MOVES.set(0);
+        let index = window as usize / 4;
+        assert_eq!(scoreboard.merge_behind(index, limits(window / 2)), window / 2 - 1);
+        assert_eq!(scoreboard.len(), window / 2 + 1);
+        assert!(MOVES.get() <= window as usize / 4, "{} moves", MOVES.get());
     }
 }
