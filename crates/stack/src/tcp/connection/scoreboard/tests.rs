@@ -262,3 +262,49 @@ fn tcp_34_many_merged_move_others_once() {
         assert!(MOVES.get() <= window as usize / 4, "{} moves", MOVES.get());
     }
 }
+
+proptest! {
+    /// Segment that was sent last, the last one of those of that time: held, if limits say so.
+    #[test]
+    fn tcp_14_merged_within_all_limits(
+        gaps_us in prop::collection::vec(0_u64..3, 1..12),
+        sacked in prop::collection::vec(any::<prop::sample::Index>(), 0..2),
+        again in prop::option::of(any::<prop::sample::Index>()),
+        which in any::<prop::sample::Index>(),
+        (most, window, is_held) in (1_u32..8, 0_u32..14, any::<bool>()),
+    ) {
+        let (mut scoreboard, count) = (Scoreboard::INITIAL, gaps_us.len());
+        let mut now_us = 1;
+        for (number, gap_us) in (0..).zip(gaps_us) {
+            now_us += gap_us;
+            scoreboard.push(sent(number, now_us));
+        }
+        sacked.iter().for_each(|it| scoreboard.mark(it.index(count), mark_sacked));
+        if let Some(again) = again {
+            now_us += 1;
+            scoreboard.sent_again(again.index(count), now_us, Default::default());
+        }
+        let before: Vec<Sent> = scoreboard.segments.iter().map(|node| node.sent).collect();
+        let held = (0..count).max_by_key(|&index| before[index].sent_us);
+        let index = which.index(count);
+        let is_merged = |&at: &usize| {
+            !before[at].marks.sacked
+                && at < index + most as usize
+                && at < window as usize
+                && (!is_held || Some(at) != held)
+        };
+        let merged = (index + 1..count).take_while(is_merged).count();
+        let limits = MergeLimits {
+            most_bytes: most * MSS,
+            window_end: before[0].seq + window * MSS,
+            held_us: is_held.then_some(now_us),
+        };
+        prop_assert_eq!(scoreboard.merge_behind(index, limits) as usize, merged);
+        let expected = before[..=index].iter().chain(&before[index + merged + 1..]);
+        let seqs: Vec<_> = scoreboard.segments.iter().map(|node| node.sent.seq).collect();
+        prop_assert_eq!(seqs, expected.map(|sent| sent.seq).collect::<Vec<_>>());
+        prop_assert_eq!(scoreboard.at(index).unwrap().end, before[index + merged].end);
+        scoreboard.overtake(|_| true);
+        prop_assert_eq!(listed(&scoreboard), scanned(&scoreboard, u64::MAX));
+    }
+}
