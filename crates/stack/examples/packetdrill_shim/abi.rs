@@ -152,7 +152,7 @@ fn address_of(address: *const c_void, len: socklen_t) -> Result<SocketAddr, Errn
         _ => None,
     };
     let (Some(ip), Some(port)) = (parsed, port()) else { return Err(Errno(libc::EINVAL)) };
-    Ok(SocketAddr::new(ip, port))
+    Ok(SocketAddr::new(ip.to_canonical(), port))
 }
 
 fn write_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
@@ -313,9 +313,9 @@ extern "C" fn free(state: *mut c_void) {
     drop(unsafe { Box::from_raw(state.cast::<Shim>()) });
 }
 
-extern "C" fn socket(state: *mut c_void, _domain: c_int, _kind: c_int, _protocol: c_int) -> c_int {
+extern "C" fn socket(state: *mut c_void, domain: c_int, _kind: c_int, _protocol: c_int) -> c_int {
     let new = shim(state).new_descriptor();
-    answer(new.and_then(|fd| shim(state).socket(fd)))
+    answer(new.and_then(|fd| shim(state).socket(fd, domain)))
 }
 
 extern "C" fn bind(state: *mut c_void, fd: c_int, address: *const c_void, len: socklen_t) -> c_int {
@@ -337,7 +337,7 @@ extern "C" fn accept(
         Err(error) => return answer(Err(error)),
     };
     let accepted = shim(state).accept(fd, new_fd).map(|peer| {
-        write_address(peer, address, len);
+        write_address(shim(state).lock().host.told(peer), address, len);
         new_fd
     });
     if accepted.is_err() {
@@ -475,16 +475,17 @@ extern "C" fn ioctl(state: *mut c_void, fd: c_int, request: u64, argument: *mut 
     const SIOCATMARK: u64 = 0x8905;
     const SIOCOUTQNSD: u64 = 0x894b;
     let mut state = shim(state).lock();
-    let queued = state.entry(fd).map(|entry| entry.socket).and_then(|socket| {
+    let socket = state.entry(fd).map(|entry| entry.socket);
+    answer(socket.and_then(|socket| {
         let tcp = &state.host.tcp;
-        Ok((tcp.queued_bytes(socket)?, tcp.is_at_urgent(socket)?, tcp.info(socket)?))
-    });
-    answer(queued.and_then(|((sent, received), is_at_urgent, info)| {
         let value = match request {
-            SIOCINQ => received,
-            SIOCOUTQ => sent,
-            SIOCATMARK => is_at_urgent.into(),
-            SIOCOUTQNSD => info.map_or(0, |info| info.unsent_bytes),
+            SIOCINQ => tcp.queued_bytes(socket)?.1,
+            SIOCOUTQ => tcp.queued_bytes(socket)?.0,
+            SIOCATMARK => tcp.is_at_urgent(socket)?.into(),
+            SIOCOUTQNSD => {
+                tcp.queued_bytes(socket)?;
+                tcp.info(socket)?.map_or(0, |info| info.unsent_bytes)
+            }
             _ => return Err(Errno(libc::ENOTTY)),
         };
         // SAFETY: these requests point to an int of the caller.

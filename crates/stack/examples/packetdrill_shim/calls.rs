@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{ThreadId, current};
+use std::thread::{ThreadId, current, sleep};
 use std::time::Duration;
 
 use forebay_stack::socket::LOCAL_PORTS;
@@ -19,6 +19,9 @@ use crate::polls::Epoll;
 
 /// Real time that the clock stands still at most for a call that returns.
 const RETURN: Duration = Duration::from_secs(1);
+/// Real time that the main thread rests after a call that waited returned: packetdrill takes note of the call's outcome
+/// once it has the lock that the main thread has released.
+const REST: Duration = Duration::from_millis(2);
 /// Real time between two looks at the main thread by a waiting call. The main thread waits for the
 /// call a second at most.
 const LOOK: Duration = Duration::from_millis(1);
@@ -54,6 +57,8 @@ pub(crate) struct State {
     has_changed: bool,
     /// Thread whose call returned, and that has not asked for the time yet.
     returning: Option<ThreadId>,
+    /// A call that waited returned, and the main thread has not rested since.
+    has_returned: bool,
 }
 
 /// A descriptor.
@@ -109,6 +114,7 @@ impl Shim {
             tries_again: false,
             has_changed: false,
             returning: None,
+            has_returned: false,
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), main_thread: current().id() }
     }
@@ -118,8 +124,9 @@ impl Shim {
     }
 
     /// Registers the descriptor of a new socket.
-    pub(crate) fn socket(&self, fd: i32) -> Result<i32, Errno> {
+    pub(crate) fn socket(&self, fd: i32, domain: i32) -> Result<i32, Errno> {
         let mut state = self.lock();
+        state.host.is_mapped = domain == libc::AF_INET6 && !state.host.is_ipv6();
         state.host.follow_sysctls();
         let socket = state.host.tcp.socket()?;
         let mut options = state.host.sysctls.options(state.host.tcp.options(socket)?);
@@ -324,6 +331,9 @@ impl Shim {
     }
 
     pub(crate) fn sleep(&self, us: u64) {
+        if std::mem::take(&mut self.lock().has_returned) {
+            sleep(REST);
+        }
         let mut state = self.lock();
         let end_us = state.host.now_us + us;
         loop {
@@ -382,6 +392,7 @@ impl Shim {
                 if has_waited {
                     (state.waits_until_us, state.tries_again) = (None, false);
                     state.returning = Some(current().id());
+                    state.has_returned = true;
                     self.changed.notify_all();
                 }
                 drop(self.let_others_run(state));

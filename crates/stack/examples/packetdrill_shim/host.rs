@@ -1,7 +1,7 @@
 //! A host with one device and a virtual clock.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_buf::{Frame, Region};
@@ -61,6 +61,8 @@ pub(crate) struct Host {
     pub(crate) later_mtu: Option<u32>,
     /// Packets are cut into segments before they reach the device.
     cuts: bool,
+    /// A socket of IPv6 was opened, though the addresses are those of IPv4.
+    pub(crate) is_mapped: bool,
 }
 
 impl Host {
@@ -118,6 +120,7 @@ impl Host {
             now_us: START_US,
             later_mtu: value("later_mtu"),
             cuts: value("gso") == Some(0),
+            is_mapped: false,
         }
     }
 
@@ -146,6 +149,21 @@ impl Host {
 
     pub(crate) fn is_ipv6(&self) -> bool {
         self.address().is_ipv6()
+    }
+
+    /// True if sockets are those of IPv6, of which IPv4's addresses are mapped ones.
+    pub(crate) fn has_ipv6_sockets(&self) -> bool {
+        self.is_ipv6() || self.is_mapped
+    }
+
+    /// Address as calls tell it.
+    pub(crate) fn told(&self, address: SocketAddr) -> SocketAddr {
+        match address.ip() {
+            IpAddr::V4(ip) if self.is_mapped => {
+                SocketAddr::new(ip.to_ipv6_mapped().into(), address.port())
+            }
+            _ => address,
+        }
     }
 
     pub(crate) fn mtu_bytes(&self) -> u32 {

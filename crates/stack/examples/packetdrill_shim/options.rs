@@ -282,7 +282,9 @@ impl Shim {
         number: Result<i32, Errno>,
     ) -> Result<i32, Errno> {
         match (level, name) {
-            (libc::IPPROTO_IPV6, _) if !self.lock().host.is_ipv6() => Err(Errno(libc::ENOPROTOOPT)),
+            (libc::IPPROTO_IPV6, _) if !self.lock().host.has_ipv6_sockets() => {
+                Err(Errno(libc::ENOPROTOOPT))
+            }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 let tos = number?;
                 let tos = match level {
@@ -361,7 +363,9 @@ impl Shim {
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(entry.listens.into()),
             (libc::SOL_SOCKET, libc::SO_TYPE) => int(1),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(6),
-            (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(if state.host.is_ipv6() { 10 } else { 2 }),
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => {
+                int(if state.host.has_ipv6_sockets() { 10 } else { 2 })
+            }
             (libc::SOL_SOCKET, libc::SO_PASSCRED) => Err(Errno(libc::EOPNOTSUPP)),
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => int(options.low_water_bytes.into()),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(options.oob_inline.into()),
@@ -372,7 +376,9 @@ impl Shim {
             }
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Ok(timeval(entry.receive_timeout_us)),
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Ok(timeval(entry.send_timeout_us)),
-            (libc::IPPROTO_IPV6, _) if !state.host.is_ipv6() => Err(Errno(libc::EOPNOTSUPP)),
+            (libc::IPPROTO_IPV6, _) if !state.host.has_ipv6_sockets() => {
+                Err(Errno(libc::EOPNOTSUPP))
+            }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 int(options.tos.into())
             }

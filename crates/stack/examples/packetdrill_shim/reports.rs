@@ -48,11 +48,11 @@ impl Shim {
             flags = if lacks_packet { libc::MSG_TRUNC } else { 0 };
         }
         if let TcpReport::Path { message, to, .. } = report {
-            (flags, peer) = (libc::MSG_TRUNC, Some(to));
-            offender =
-                message.from.map_or_else(Vec::new, |from| address_form(SocketAddr::new(from, 0)));
+            (flags, peer) = (libc::MSG_TRUNC, Some(state.host.told(to)));
+            let from = message.from.map(|from| state.host.told(SocketAddr::new(from, 0)));
+            offender = from.map_or_else(Vec::new, address_form);
         }
-        let is_ipv6 = state.host.is_ipv6();
+        let is_ipv6 = state.host.has_ipv6_sockets();
         let option = match is_ipv6 {
             true => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
             false => (libc::IPPROTO_IP, libc::IP_RECVERR),

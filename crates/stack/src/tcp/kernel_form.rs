@@ -101,6 +101,9 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     form.put(242, &tally.timeout_recoveries.to_ne_bytes());
     let recovering_ms = info.timeout_us.map_or(0, age_ms);
     form.word(244, u64::from(info.timeouts_ms) + recovering_ms);
+    form.word(248, info.received_ce.into());
+    let bytes = [264, 268, 272].into_iter().zip(info.received_ecn_bytes);
+    bytes.for_each(|(at, bytes)| form.word(at, bytes.into()));
     form.0
 }
 
@@ -242,7 +245,7 @@ mod tests {
 
     /// Fields of `struct tcp_info` behind `tcpi_total_retrans`, which not every `libc` has, in their order, and their
     /// bytes (linux/tcp.h).
-    const LATER_FIELDS: [(&str, usize); 27] = [
+    const LATER_FIELDS: [(&str, usize); 34] = [
         ("pacing_rate", 8),
         ("max_pacing_rate", 8),
         ("bytes_acked", 8),
@@ -270,6 +273,13 @@ mod tests {
         ("total_rto", 2), // since Linux 6.7
         ("total_rto_recoveries", 2),
         ("total_rto_time", 4),
+        ("received_ce", 4), // since Linux 6.18
+        ("delivered_e1_bytes", 4),
+        ("delivered_e0_bytes", 4),
+        ("delivered_ce_bytes", 4),
+        ("received_e1_bytes", 4),
+        ("received_e0_bytes", 4),
+        ("received_ce_bytes", 4),
     ];
 
     /// A connection all of whose numbers differ.
@@ -342,6 +352,8 @@ mod tests {
             sack: false,
             ecn: true,
             ecn_seen: true,
+            received_ce: 146,
+            received_ecn_bytes: [147, 148, 149],
             syn_data: false,
             began_with_syn: true,
             window_scales: Some(WindowScales { send: 3, receive: 9 }),
@@ -412,6 +424,10 @@ mod tests {
             ("total_rto", 143),
             ("total_rto_recoveries", 144),
             ("total_rto_time", 145 + 6),
+            ("received_ce", 146),
+            ("received_e1_bytes", 147),
+            ("received_e0_bytes", 148),
+            ("received_ce_bytes", 149),
         ];
         let mut at = offset_of!(libc::tcp_info, tcpi_total_retrans) + 4;
         let later = LATER_FIELDS.into_iter().filter_map(|(name, bytes)| {

@@ -34,6 +34,8 @@ pub(crate) enum Subject {
 pub(crate) enum Family {
     V4,
     V6,
+    /// Sockets of IPv6 with addresses of IPv4.
+    Mapped,
 }
 
 /// Installed packetdrill.
@@ -149,7 +151,7 @@ impl Judge {
 impl Family {
     fn flag(self) -> &'static str {
         match self {
-            Self::V4 => "v4",
+            Self::V4 | Self::Mapped => "v4",
             Self::V6 => "v6",
         }
     }
@@ -176,6 +178,15 @@ impl Family {
                 "--remote_ip=fd3d:fa7b:d17d::1",
                 "-DCOOKIE=c1d1e9742a47a9bc",
                 "-DNEW_COOKIE=e3aa039e48122544",
+                "-DERRORS_LEVEL=SOL_IPV6",
+                "-DERRORS_TYPE=IPV6_RECVERR",
+            ],
+            Self::Mapped => &[
+                "--ip_version=ipv4-mapped-ipv6",
+                "--local_ip=192.168.0.1",
+                "--remote_ip=192.0.2.1",
+                "--gateway_ip=192.168.0.254",
+                "--netmask_ip=255.255.0.0",
                 "-DERRORS_LEVEL=SOL_IPV6",
                 "-DERRORS_TYPE=IPV6_RECVERR",
             ],

@@ -1,5 +1,6 @@
-//! Scripts of the folder `packetdrill`. A name that ends in `-ipv4` or `-ipv6` is of that family only. A first line
-//! `// Sysctls: NAME=VALUE …` has settings of TCP that differ from the kernel's own.
+//! Scripts of the folder `packetdrill`. A name that ends in `-ipv4` or `-ipv6` is of that family only, and one in
+//! `-mapped` of IPv6 with addresses of IPv4. A first line `// Sysctls: NAME=VALUE …` has settings of TCP that differ from
+//! the kernel's own.
 
 use std::fs;
 use std::io;
@@ -39,8 +40,13 @@ impl Script {
     /// Families that the script is for.
     pub(crate) fn families(&self) -> impl Iterator<Item = Family> {
         let name = self.name();
-        let (only_v4, only_v6) = (name.ends_with("-ipv4"), name.ends_with("-ipv6"));
-        let families = [(Family::V4, !only_v6), (Family::V6, !only_v4)];
+        let [only_v4, only_v6, is_mapped] =
+            ["-ipv4", "-ipv6", "-mapped"].map(|end| name.ends_with(end));
+        let families = [
+            (Family::V4, !only_v6 && !is_mapped),
+            (Family::V6, !only_v4 && !is_mapped),
+            (Family::Mapped, is_mapped),
+        ];
         families.into_iter().filter_map(|(family, is_meant)| is_meant.then_some(family))
     }
 }

@@ -8,7 +8,7 @@ use super::super::seq::Seq;
 use super::busy_time::Sending;
 use super::fast_open::Opening;
 use super::options::ConnectionOptions;
-use super::{Connection, Context, State, Substate};
+use super::{Connection, Context, Shut, State, Substate};
 
 /// Readiness of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -73,6 +73,11 @@ impl Connection {
                 || self.usable_window() <= self.delayed.segment_bytes()
         };
         readable > 0 && (readable >= self.options.rare.low_water_bytes || is_full())
+    }
+
+    /// Goes on with the directions that its socket has shut down.
+    pub(in crate::tcp) fn keep_shut(&mut self, shut: Shut) {
+        self.shut = shut;
     }
 
     /// Takes the error that waits, or else that of the path (`SO_ERROR`).
@@ -168,7 +173,7 @@ impl Connection {
             return Err(TcpError::NotConnected);
         }
         self.shut.receive |= how != Shutdown::Write;
-        if how != Shutdown::Read && !self.shut.send {
+        if how != Shutdown::Read && !self.send.fin {
             self.shut.send = true;
             self.close_sending(cx);
         }
@@ -216,7 +221,7 @@ impl Connection {
             }
             _ => {
                 // Of a connection that was shut down before it was open, the FIN waits for this, too.
-                if !self.shut.send || self.state == State::SynReceived {
+                if !self.send.fin || self.state == State::SynReceived {
                     self.shut.send = true;
                     self.close_sending(cx);
                 }

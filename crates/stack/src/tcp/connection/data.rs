@@ -295,19 +295,36 @@ impl Connection {
         }
     }
 
+    /// Counts a packet capable of ECN that came to an open connection (`tcp_ecn_received_counters`).
+    pub(super) fn count_capable(&mut self, segment: &Segment, segments: u32) {
+        if !segment.is_capable() {
+            return;
+        }
+        // As the kernel: where ECN was agreed on, only one with data tells that its field survives.
+        self.receive.was_capable |= !self.agreed.ecn;
+        let capable = &mut *self.capable;
+        if segment.is_marked() {
+            capable.marked = capable.marked.wrapping_add(segments);
+        }
+        let bytes = capable.bytes.get_mut(usize::from(segment.ecn) - 1);
+        if let Some(bytes) = bytes {
+            *bytes = bytes.wrapping_add(segment.payload_len);
+        }
+    }
+
     /// ECN (RFC 3168, section 6.1.3): marks are echoed until the peer confirms.
     fn note_mark(&mut self, segment: &Segment) {
         if !self.agreed.ecn {
             return;
         }
-        let is_new = segment.is_marked && !self.receive.is_marked;
+        let is_new = segment.is_marked() && !self.receive.is_marked;
         // As the kernel: one that is not capable was sent again.
-        let was_sent_again = !segment.is_capable && self.receive.was_capable;
+        let was_sent_again = !segment.is_capable() && self.receive.was_capable;
         if is_new || was_sent_again {
             self.delayed.enter_quick_for(ECN_QUICKACKS, self.receive.window);
         }
-        self.receive.is_marked |= segment.is_marked;
-        self.receive.was_capable |= segment.is_capable;
+        self.receive.is_marked |= segment.is_marked();
+        self.receive.was_capable |= segment.is_capable();
     }
 
     /// Sequence number of the next byte to be read (`copied_seq`).

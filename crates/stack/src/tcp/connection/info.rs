@@ -209,6 +209,11 @@ pub struct TcpInfo {
     pub ecn: bool,
     /// Packets came that routers may mark (`ecnseen`).
     pub ecn_seen: bool,
+    /// Segments received that routers had marked (`received_ce`).
+    pub received_ce: u32,
+    /// Bytes received in packets capable of ECN: with ECT(1), ECT(0), and marked (`received_e1_bytes` and its
+    /// companions).
+    pub received_ecn_bytes: [u32; 3],
     /// The SYN carried data that were taken (RFC 7413).
     pub syn_data: bool,
     /// The connection is a listener's, and began with its SYN (`TCPI_OPT_TFO_CHILD`).
@@ -281,6 +286,8 @@ impl Connection {
             sack: agreed.sack,
             ecn: agreed.ecn,
             ecn_seen: self.receive.was_capable,
+            received_ce: self.capable.marked,
+            received_ecn_bytes: self.capable.bytes,
             syn_data: self.opening.has(Opening::DATA_TAKEN),
             began_with_syn: self.opening.began_with_syn(),
             window_scales: agreed.scales,

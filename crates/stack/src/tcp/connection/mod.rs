@@ -43,6 +43,8 @@ mod spare; //       memory that an idle connection gives back
 mod info; //        state for observers
 mod passing; //     what another process goes on with
 
+use std::num::NonZeroU32;
+
 use forebay_buf::Pool;
 use forebay_rx::packet::Packet;
 
@@ -54,6 +56,7 @@ pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
 pub use recovery::Phase;
 pub(super) use spare::IDLE_US;
+use tally::CapablePackets;
 pub use tally::Tally;
 pub(super) use window::{ReceiveWindow, scale_for};
 pub use write::WriteFlags;
@@ -67,7 +70,7 @@ use self::recovery::Recovery;
 use self::scoreboard::Scoreboard;
 use self::timers::Timers;
 use self::urgent::Urgent;
-use super::config::TcpConfig;
+use super::config::{TcpConfig, us_u32};
 use super::congestion::Congestion;
 use super::counters::TcpCounters;
 use super::error::TcpError;
@@ -218,6 +221,8 @@ pub(super) struct SendState {
     pub(super) buffer_bytes: u32,
     /// True if a write found too little memory (`SOCK_NOSPACE`).
     pub(super) is_full: bool,
+    /// True if the last packet sent had neither data nor a FIN.
+    pub(super) is_last_empty: bool,
 }
 
 /// Receiving side.
@@ -285,6 +290,7 @@ pub(super) struct Connection {
     cwr_is_due: bool,
     resent: Resent,
     tally: Tally,
+    capable: OnDemand<CapablePackets>,
     busy: BusyTime,
     rate: DeliveryRate,
     /// Set when the rest is left to the table of TIME-WAIT.
@@ -305,11 +311,25 @@ pub(super) struct TimeWaitEntry {
     pub(super) stay_us: u64,
 }
 
-/// Order to go on in the table of TIME-WAIT.
+/// Order to go on in the table of TIME-WAIT: the time that it stays, in µs, and in the lowest bit if it waits for a FIN.
+/// An idle connection has no word to spare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Leaving {
-    substate: Substate,
-    stay_us: u32,
+struct Leaving(NonZeroU32);
+
+impl Leaving {
+    fn new(substate: Substate, stay_us: u64) -> Self {
+        let stay_us = us_u32(stay_us).clamp(1, u32::MAX >> 1);
+        let word = stay_us << 1 | u32::from(substate == Substate::FinWait2);
+        Self(NonZeroU32::new(word).unwrap_or(NonZeroU32::MAX))
+    }
+
+    fn substate(self) -> Substate {
+        if self.0.get() & 1 == 0 { Substate::TimeWait } else { Substate::FinWait2 }
+    }
+
+    fn stay_us(self) -> u64 {
+        u64::from(self.0.get() >> 1)
+    }
 }
 
 /// State of a connection in the table of TIME-WAIT (`tw_substate`).

@@ -90,6 +90,7 @@ impl Connection {
             last_data_us: now_us,
             buffer_bytes: options.sndbuf.unwrap_or(config.wmem.0),
             is_full: false,
+            is_last_empty: false,
         };
         let receive = ReceiveState {
             initial: Seq(0),
@@ -125,6 +126,7 @@ impl Connection {
             error: None,
             soft_error: None,
             errors: OnDemand::default(),
+            capable: OnDemand::default(),
             opening: Opening::default(),
             is_orphan: false,
             invalid_limit: InvalidLimit::default(),

@@ -2,7 +2,7 @@
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::{TIME_WAIT_US, us_u32};
+use super::super::config::TIME_WAIT_US;
 use super::super::wire::{Flags, Segment};
 use super::ack::Acknowledged;
 use super::open::Answer;
@@ -59,6 +59,9 @@ impl Connection {
         }
         if !segment.has(Flags::ACK) {
             return Answer::None;
+        }
+        if self.state == State::Established {
+            self.count_capable(segment, packet.as_ref().map_or(1, Packet::wire_count));
         }
         let heard_us = self.receive.last_us;
         if !self.awaits_ack() {
@@ -149,9 +152,12 @@ impl Connection {
                 self.become_established(cx);
                 // As the kernel: until the peer's window grows, segments are as long as the path promises.
                 self.begin_mtu_search(cx);
-                if self.shut.send {
+                if self.send.fin {
                     // Closed before the handshake ended: the FIN goes out now.
                     self.state = State::FinWait1;
+                } else if self.shut.send {
+                    // Shut down before the SYN was sent.
+                    self.close_sending(cx);
                 }
             }
             State::FinWait1 if is_fin_acked => {
@@ -233,15 +239,14 @@ impl Connection {
 
     /// Hands the rest over to an entry in the table of TIME-WAIT (`tcp_time_wait`).
     pub(super) fn hand_over(&mut self, substate: Substate, stay_us: u64, cx: &mut Context<'_>) {
-        let stay_us = us_u32(stay_us);
-        self.leaving = Some(Leaving { substate, stay_us });
+        self.leaving = Some(Leaving::new(substate, stay_us));
         cx.counters.time_waits.add(1);
         self.finish(cx);
     }
 
     /// Takes the order to go on in the table of TIME-WAIT.
     pub(in crate::tcp) fn take_time_wait(&mut self) -> Option<TimeWaitEntry> {
-        let Leaving { substate, stay_us } = self.leaving.take()?;
+        let leaving = self.leaving.take()?;
         Some(TimeWaitEntry {
             send_next: self.send.next,
             receive_next: self.receive.next,
@@ -253,8 +258,8 @@ impl Connection {
                 recent_us: self.receive.timestamp_us,
             }),
             tos: self.options.tos,
-            substate,
-            stay_us: stay_us.into(),
+            substate: leaving.substate(),
+            stay_us: leaving.stay_us(),
         })
     }
 }

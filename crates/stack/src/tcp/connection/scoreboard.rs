@@ -3,6 +3,8 @@
 //! Segments that may still turn out lost are also listed by the time of their last transmission
 //! (`tsorted_sent_queue`), so that losses are found without a look at the others.
 
+mod merge; // segments merged into one that is sent again
+
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
@@ -10,6 +12,7 @@ use super::super::on_demand::Initial;
 use super::super::seq::Seq;
 use super::rate::{Deliveries, DeliveryClock};
 use super::sent::{Ending, Marks, Sent};
+pub(super) use merge::MergeLimits;
 
 /// A segment and its neighbours in the list by time, which only segments that are not settled are in.
 /// Links are the numbers that segments begin with: these stay when indices change. The links of the
@@ -267,33 +270,6 @@ impl Scoreboard {
 
     fn append(&mut self, sent: Sent) {
         self.segments.push_back(Node { sent, earlier: Seq(0), later: Seq(0) });
-    }
-
-    /// Merges the next segment into that at `index`, if both fit in `most` bytes: one a transmission,
-    /// and the last one not at first, as the kernel (`tcp_retrans_try_collapse`), whose device holds
-    /// the last packet.
-    pub(super) fn merge_next(&mut self, index: usize, most: u32) {
-        let (Some(&here), Some(&next)) = (self.at(index), self.at(index + 1)) else { return };
-        let len_bytes = next.end - here.seq - u32::from(next.marks.is_fin);
-        let is_held = index + 2 == self.segments.len() && !here.marks.ever_retransmitted;
-        if is_held
-            || here.marks.is_syn
-            || here.marks.is_fin
-            || here.marks.ending.ends_record()
-            || next.marks.sacked
-            || len_bytes > most
-        {
-            return;
-        }
-        self.unlink(index + 1);
-        self.segments.remove(index + 1);
-        self.uncount(next.marks);
-        if let Some(Node { sent, .. }) = self.segments.get_mut(index) {
-            sent.end = next.end;
-            sent.marks.is_fin = next.marks.is_fin;
-            sent.marks.ending = sent.marks.ending.followed_by(next.marks.ending);
-            sent.marks.ever_retransmitted |= next.marks.ever_retransmitted;
-        }
     }
 
     /// Index of the first segment that ends behind `seq`.

@@ -6,6 +6,7 @@ use super::super::seq::Seq;
 use super::busy_time::Sending;
 use super::info::Cause;
 use super::mtu_search::Probing;
+use super::scoreboard::MergeLimits;
 use super::sent::{Ending, Marks, Sent};
 use super::{Connection, Context, ms_since};
 
@@ -389,13 +390,18 @@ impl Connection {
         }
         if next.len_bytes > 0 {
             self.note_paced(end - seq, cx);
-            self.delayed.note_reply(cx.now_us);
-            self.send.last_data_us = cx.now_us;
+            self.note_data_sent(cx.now_us);
         }
         if was_empty || self.timers.is_loss_probe() {
             self.rearm_retransmit(cx.now_us);
         }
         if left == count { Ok(()) } else { Err(Halt::NoFrame) }
+    }
+
+    /// Notes that data are sent, for the first time or again (`tcp_event_data_sent`).
+    fn note_data_sent(&mut self, now_us: u64) {
+        self.delayed.note_reply(now_us);
+        self.send.last_data_us = now_us;
     }
 
     /// Sends a single new segment of this length, which may be longer than others. Returns false without a frame.
@@ -460,6 +466,7 @@ impl Connection {
         let len_bytes = self.tally.bytes_sent - before;
         self.tally.bytes_retrans += len_bytes;
         self.note_paced(u32::try_from(len_bytes).unwrap_or(u32::MAX), cx);
+        self.note_data_sent(cx.now_us);
         for index in index..=last {
             self.note_sent_again(index, cause, cx);
             self.note_retransmitted(index, cx.now_us);
@@ -480,7 +487,6 @@ impl Connection {
         let deliveries = self.sent.clock.note_sent(false, self.tally.delivered, cx.now_us);
         self.sent.sent_again(index, cx.now_us, deliveries);
         self.forget_mtu_probe();
-        self.send.last_data_us = cx.now_us;
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);
     }
@@ -499,18 +505,26 @@ impl Connection {
         // Part of a segment if the window shrank into it.
         let left = window_end.bytes_since(sent.seq);
         let most = if left > 0 { room.min(left) } else { room };
-        let payload = sent.payload_bytes() - u32::from(sent.marks.is_syn);
-        if payload > most {
+        if sent.data_bytes() > most {
             self.sent.split(index, sent.seq + most);
-        } else if payload < most {
-            self.sent.merge_next(index, most);
+        } else if sent.data_bytes() < most {
+            let held_us = (!self.send.is_last_empty).then_some(self.send.last_data_us);
+            let limits = MergeLimits { most_bytes: most, window_end, held_us };
+            let merged = self.sent.merge_behind(index, limits);
+            if !self.agreed.sack {
+                // As the kernel: a segment less takes a duplicate ACK along (`tcp_adjust_pcount`).
+                self.sent.reno_dup_acks = self.sent.reno_dup_acks.saturating_sub(merged);
+            }
         }
         self.sent.cut_packet(index, 1);
         self.note_sent_again(index, cause, cx);
-        self.note_paced(payload.min(most), cx);
+        let payload = self.sent.at(index).map_or(0, Sent::data_bytes);
+        self.note_paced(payload, cx);
         let before = self.tally.bytes_sent;
         if !self.transmit_sent(index, cx) {
             cx.counters.no_frame.add(1);
+        } else if payload > 0 {
+            self.note_data_sent(cx.now_us);
         }
         self.tally.bytes_retrans += self.tally.bytes_sent - before;
         true

@@ -21,6 +21,11 @@ impl Sent {
     pub(super) fn payload_bytes(&self) -> u32 {
         self.end - self.seq - u32::from(self.marks.is_fin)
     }
+
+    /// Length without a SYN and a FIN.
+    pub(super) fn data_bytes(&self) -> u32 {
+        self.payload_bytes() - u32::from(self.marks.is_syn)
+    }
 }
 
 /// Facts about a segment that was sent.

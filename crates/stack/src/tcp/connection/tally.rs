@@ -1,5 +1,24 @@
 //! Numbers of bytes and segments of a connection (`tcpi_segs_out` and its companions).
 
+use super::super::on_demand::Initial;
+
+/// Packets capable of ECN that an open connection received (`received_ce` and `received_ecn_bytes`).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct CapablePackets {
+    /// Segments that routers had marked.
+    pub(super) marked: u32,
+    /// Bytes of payload by the ECN field: ECT(1), ECT(0) and CE.
+    pub(super) bytes: [u32; 3],
+}
+
+impl Initial for CapablePackets {
+    const INITIAL: Self = Self { marked: 0, bytes: [0; 3] };
+
+    fn initial() -> &'static Self {
+        &Self::INITIAL
+    }
+}
+
 /// Bytes and segments that a connection has sent and received so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Tally {

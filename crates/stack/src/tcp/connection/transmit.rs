@@ -196,6 +196,7 @@ impl Connection {
             self.cwr_is_due |= flags.has(Flags::CWR);
             return false;
         }
+        self.send.is_last_empty = !has_bytes;
         self.tally.count_sent(len_bytes, size_bytes);
         self.report_sent(seq, len_bytes, cx.now_us);
         self.delayed.sent();

@@ -163,7 +163,10 @@ impl Tcp {
         let agreed = Agreed {
             timestamps: config.timestamps && offers.timestamps.is_some(),
             sack: config.sack && offers.sack_permitted,
-            ecn: (config.accepts_ecn || config.asks_ecn) && asks_ecn && !segment.is_capable,
+            // As the kernel: a capable SYN is that of a newer ECN, of which other bits tell (`tcp_ecn_create_request`).
+            ecn: (config.accepts_ecn || config.asks_ecn)
+                && asks_ecn
+                && (!segment.is_capable() || segment.has_reserved),
             scales: offers
                 .window_scale
                 .filter(|_| config.window_scaling)
@@ -488,9 +491,9 @@ impl Tcp {
         if let Some(request) = self.requests.at_mut(at) {
             if is_sent {
                 request.stamps.1 = stamp;
+                request.resent = request.resent.saturating_add(1);
             }
             request.timeouts += 1;
-            request.resent = request.resent.saturating_add(1);
             let wait_us = request.timeout_us();
             self.request_timers.arm(at, out.now_us + wait_us, out.now_us);
         }

@@ -33,7 +33,7 @@ use self::request::Request;
 use self::syn_filter::SynFilter;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
-use super::connection::{Answer, Connection, Context, PathError, State, TcpInfo};
+use super::connection::{Answer, Connection, Context, PathError, Shut, State, TcpInfo};
 use super::connection_table::{ConnectionTable, Word};
 use super::counters::TcpCounters;
 use super::error::TcpError;
@@ -196,6 +196,8 @@ struct Idle {
     error: Option<TcpError>,
     /// Error queue of that connection.
     errors: OnDemand<ErrorQueue>,
+    /// Directions that were shut down, of the connection to be opened, too.
+    shut: Shut,
 }
 
 impl Idle {
@@ -205,6 +207,7 @@ impl Idle {
         self.options.max_segment = initial.max_segment;
         self.options.window_clamp = initial.window_clamp;
         self.options.quick_acks = initial.quick_acks;
+        self.shut = Shut::default();
     }
 
     fn has_more_than_options(&self) -> bool {

@@ -32,7 +32,7 @@ pub(super) struct Request {
     /// Time of the first SYN-ACK, in µs.
     pub(super) sent_us: u64,
     pub(super) invalid_limit: InvalidLimit,
-    /// Times that the timer has sent the SYN-ACK again.
+    /// Times that the timer has fired.
     pub(super) timeouts: u8,
     /// Times that the SYN-ACK was sent again, by the timer or as an answer: without any, the round trip can
     /// be told. `UNKNOWN` if nothing is remembered.

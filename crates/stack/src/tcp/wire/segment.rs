@@ -11,6 +11,9 @@ pub(in crate::tcp) const HEADER_BYTES: usize = 20;
 /// ECN field of an IP header: congestion experienced.
 const CE: u8 = 3;
 
+/// Bits between the header's length and the flags.
+const RESERVED: u8 = 0x0f;
+
 /// Control bits of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(in crate::tcp) struct Flags(pub(in crate::tcp) u8);
@@ -42,6 +45,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) seq: Seq,
     pub(in crate::tcp) ack: Seq,
     pub(in crate::tcp) flags: Flags,
+    /// True if one of the other bits beside the flags is set (AE of RFC 9768, or a reserved one).
+    pub(in crate::tcp) has_reserved: bool,
     /// Window as it was sent, not scaled.
     pub(in crate::tcp) window: u16,
     pub(in crate::tcp) urgent: u16,
@@ -49,9 +54,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) options: Options,
     /// Length of the options, in bytes.
     pub(in crate::tcp) options_len: u32,
-    /// True if the packet is capable of ECN, and if a router marked it.
-    pub(in crate::tcp) is_capable: bool,
-    pub(in crate::tcp) is_marked: bool,
+    /// ECN field of the IP header.
+    pub(in crate::tcp) ecn: u8,
     /// Payload length of the largest of the segments that were merged; else that of this one.
     pub(in crate::tcp) segment_len: u32,
 }
@@ -77,13 +81,13 @@ impl Segment {
             seq: Seq(u32::from_be_bytes([s0, s1, s2, s3])),
             ack: Seq(u32::from_be_bytes([a0, a1, a2, a3])),
             flags,
+            has_reserved: offset & RESERVED != 0,
             window: u16::from_be_bytes([w0, w1]),
             urgent: u16::from_be_bytes([u0, u1]),
             payload_len,
             options: options::parse(options, flags.has(Flags::SYN)),
             options_len: len_u32(options.len()),
-            is_capable: tos & CE != 0,
-            is_marked: tos & CE == CE,
+            ecn: tos & CE,
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
     }
@@ -93,6 +97,16 @@ impl Segment {
         let header = packet.frame.data().get(usize::from(packet.headers.transport_offset)..)?;
         let header_len = usize::from(header.get(12)? >> 4) * 4;
         options::parse_fast_open(header.get(HEADER_BYTES..header_len)?)
+    }
+
+    /// True if the packet is capable of ECN.
+    pub(in crate::tcp) fn is_capable(&self) -> bool {
+        self.ecn != 0
+    }
+
+    /// True if a router marked the packet.
+    pub(in crate::tcp) fn is_marked(&self) -> bool {
+        self.ecn == CE
     }
 
     pub(in crate::tcp) fn has(&self, flags: Flags) -> bool {

@@ -87,6 +87,28 @@ const ACK: u8 = 16;
 
 /// Connection from port 1000 with a receive buffer of this size, whose peer's first byte has number 1, and the number of
 /// ours.
+#[test]
+fn tcp_6_failed_retransmission_sends_no_data() {
+    let mut pair = pair();
+    let (client, _) = pair.open(80);
+    pair.faults.loss = 100;
+    write(&mut pair, client, 1000);
+    let sent = info(&pair, 0, client);
+    let frames = take_frames(&mut pair, 0);
+    let last = pair.hosts[0].pool.allocate(1);
+    while pair.hosts[0].tcp.counters().no_frame.get() == 0 {
+        assert!(pair.step());
+    }
+    let after = info(&pair, 0, client);
+    assert_eq!(after.tally.data_segs_out, sent.tally.data_segs_out);
+    assert_eq!(after.data_sent_us, sent.data_sent_us);
+    frames.into_iter().chain(last).for_each(|frame| pair.hosts[0].pool.put(frame));
+    while pair.hosts[0].tcp.counters().retrans_segs.get() < 2 {
+        assert!(pair.step());
+    }
+    assert_eq!(info(&pair, 0, client).data_sent_us, pair.now_us);
+}
+
 fn with_buffer(pair: &mut Pair, rcvbuf: u32) -> (TcpSocket, u32) {
     let listener = listen(pair, None);
     let options = TcpOptions { rcvbuf: Some(rcvbuf), ..TcpOptions::default() };

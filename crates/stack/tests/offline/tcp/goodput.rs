@@ -1,9 +1,10 @@
 //! Goodput under loss, reordering and queues, in virtual time.
 
-use forebay_stack::tcp::{Algorithm, TcpConfig};
+use forebay_stack::tcp::{Algorithm, TcpConfig, TcpOptions, WriteFlags};
 
 use super::course::{CoursePlan, run};
 use super::impaired_path::Impairments;
+use super::pair::{Faults, Pair};
 
 const CUBIC: &[Algorithm] = &[Algorithm::Cubic];
 const SECOND_US: u64 = 1_000_000;
@@ -148,6 +149,47 @@ fn tcp_32_paced_paths_are_filled() {
         let goodput_kbps = result.goodput_kbps();
         assert!(goodput_kbps >= least_kbps, "{name}: {goodput_kbps} kbit/s, {result:?}");
     }
+}
+
+/// Small segments that are sent again together are spread by their length, not by that of the first of them.
+#[test]
+fn tcp_32_merged_segments_are_spread() {
+    let faults = Faults { delay_us: 100_000, ..Faults::default() };
+    let wmem = (4 << 20, 4 << 20);
+    let config = TcpConfig { pacing: true, wmem, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, faults, [config; 2]);
+    let (client, server) = pair.open(80);
+    let options = TcpOptions { nodelay: true, ..TcpOptions::default() };
+    pair.call(0, |tcp, out| tcp.set_options(client, options, out)).unwrap();
+    let mut room = vec![0; 1 << 20];
+    let write = |pair: &mut Pair, len: usize| {
+        let flags = WriteFlags::default();
+        let written = pair.call(0, |tcp, out| tcp.write(client, &vec![7; len], flags, out));
+        assert_eq!(written, Ok(len));
+    };
+    let mut read_all = |pair: &mut Pair| {
+        let (mut largest, mut before) = (0, pair.segments[0]);
+        while pair.hosts[0].tcp.info(client).unwrap().unwrap().unacked_bytes > 0 {
+            assert!(pair.step());
+            // Ignored: mostly there is nothing to read.
+            let _ = pair.call(1, |tcp, out| tcp.read(server, &mut room, out));
+            largest = largest.max(pair.segments[0] - before);
+            before = pair.segments[0];
+        }
+        largest
+    };
+    for _ in 0..6 {
+        write(&mut pair, 300_000);
+        read_all(&mut pair);
+    }
+    pair.faults.loss = 100;
+    (0..400).for_each(|_| write(&mut pair, 100));
+    while pair.hosts[0].tcp.counters().timeouts.get() == 0 {
+        assert!(pair.step());
+    }
+    pair.faults.loss = 0;
+    let largest = read_all(&mut pair);
+    assert!(largest <= 4, "{largest} segments at once");
 }
 
 /// Segments that come late by nearly a round trip are sent again for nothing: the peer's D-SACK, which

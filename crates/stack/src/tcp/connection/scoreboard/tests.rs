@@ -10,6 +10,8 @@ const MSS: u32 = 1000;
 thread_local! {
     /// Segments that were looked at to find one by its number.
     pub(super) static LOOKS: Cell<u32> = const { Cell::new(0) };
+    /// Segments that moved when others were merged.
+    pub(super) static MOVES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Numbers wrap after twenty segments.
@@ -22,6 +24,11 @@ fn sent(number: u32, sent_us: u64) -> Sent {
         deliveries: Deliveries::default(),
         marks: Marks::default(),
     }
+}
+
+/// Limits of merged segments, within the peer's window, of which the device holds none.
+fn limits(most_bytes: u32) -> MergeLimits {
+    MergeLimits { most_bytes, window_end: Seq(u32::MAX / 4), held_us: None }
 }
 
 fn mark_sacked(marks: &mut Marks) {
@@ -88,7 +95,12 @@ proptest! {
                     }
                     0 => scoreboard.mark_all(|sent| sent.marks.lost = false),
                     1 => scoreboard.truncate(len.saturating_sub(1)),
-                    2 => scoreboard.merge_next(index, 2 * MSS),
+                    2 => {
+                        let held_us = (now_us % 2 == 0).then_some(now_us - 1);
+                        let most_bytes = MSS * u32::try_from(2 + now_us % 4).unwrap();
+                        let limits = MergeLimits { held_us, ..limits(most_bytes) };
+                        scoreboard.merge_behind(index, limits);
+                    }
                     3 => scoreboard.split_all(2 * MSS / 3),
                     4 if len > 0 => {
                         let first = *scoreboard.first().unwrap();
@@ -225,10 +237,74 @@ fn tcp_34_splitting_and_merging_cost_little() {
             let at = *scoreboard.at(index).unwrap();
             scoreboard.split(index, at.seq + MSS / 2);
             scoreboard.sent_again(index, u64::from(window) + number as u64, Default::default());
-            scoreboard.merge_next(index, MSS);
+            scoreboard.merge_behind(index, limits(MSS));
         }
         let searches = 8 * window;
         let (looks, most) = (LOOKS.get(), searches * (window.ilog2() + 2));
         assert!(looks <= most, "{looks} looks for {window} segments");
+    }
+}
+
+/// Segments of a byte in the middle of as many others, which all merge into one: the others move once.
+#[test]
+fn tcp_34_many_merged_move_others_once() {
+    for window in [1_000, 16_000] {
+        let mut scoreboard = Scoreboard::INITIAL;
+        let first = sent(0, 0);
+        (0..window).for_each(|number| {
+            let seq = first.seq + number;
+            scoreboard.push(Sent { seq, end: seq + 1, ..first });
+        });
+        MOVES.set(0);
+        let index = window as usize / 4;
+        assert_eq!(scoreboard.merge_behind(index, limits(window / 2)), window / 2 - 1);
+        assert_eq!(scoreboard.len(), window / 2 + 1);
+        assert!(MOVES.get() <= window as usize / 4, "{} moves", MOVES.get());
+    }
+}
+
+proptest! {
+    /// Segment that was sent last, the last one of those of that time: held, if limits say so.
+    #[test]
+    fn tcp_14_merged_within_all_limits(
+        gaps_us in prop::collection::vec(0_u64..3, 1..12),
+        sacked in prop::collection::vec(any::<prop::sample::Index>(), 0..2),
+        again in prop::option::of(any::<prop::sample::Index>()),
+        which in any::<prop::sample::Index>(),
+        (most, window, is_held) in (1_u32..8, 0_u32..14, any::<bool>()),
+    ) {
+        let (mut scoreboard, count) = (Scoreboard::INITIAL, gaps_us.len());
+        let mut now_us = 1;
+        for (number, gap_us) in (0..).zip(gaps_us) {
+            now_us += gap_us;
+            scoreboard.push(sent(number, now_us));
+        }
+        sacked.iter().for_each(|it| scoreboard.mark(it.index(count), mark_sacked));
+        if let Some(again) = again {
+            now_us += 1;
+            scoreboard.sent_again(again.index(count), now_us, Default::default());
+        }
+        let before: Vec<Sent> = scoreboard.segments.iter().map(|node| node.sent).collect();
+        let held = (0..count).max_by_key(|&index| before[index].sent_us);
+        let index = which.index(count);
+        let is_merged = |&at: &usize| {
+            !before[at].marks.sacked
+                && at < index + most as usize
+                && at < window as usize
+                && (!is_held || Some(at) != held)
+        };
+        let merged = (index + 1..count).take_while(is_merged).count();
+        let limits = MergeLimits {
+            most_bytes: most * MSS,
+            window_end: before[0].seq + window * MSS,
+            held_us: is_held.then_some(now_us),
+        };
+        prop_assert_eq!(scoreboard.merge_behind(index, limits) as usize, merged);
+        let expected = before[..=index].iter().chain(&before[index + merged + 1..]);
+        let seqs: Vec<_> = scoreboard.segments.iter().map(|node| node.sent.seq).collect();
+        prop_assert_eq!(seqs, expected.map(|sent| sent.seq).collect::<Vec<_>>());
+        prop_assert_eq!(scoreboard.at(index).unwrap().end, before[index + merged].end);
+        scoreboard.overtake(|_| true);
+        prop_assert_eq!(listed(&scoreboard), scanned(&scoreboard, u64::MAX));
     }
 }

@@ -10,7 +10,7 @@ use crate::tcp::machine::{Idle, Kind, Listener, Tcp, TcpOut, TcpSocket};
 use crate::tcp::seq::len_u32;
 
 impl Tcp {
-    /// Closes directions (`shutdown`).
+    /// Closes directions (`shutdown`); without a connection, those of the one to be opened.
     ///
     /// # Errors
     /// [`TcpError::NotConnected`] without a connection.
@@ -20,7 +20,13 @@ impl Tcp {
         how: Shutdown,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        match &self.entry(socket)?.kind {
+        match &mut self.entry_mut(socket)?.kind {
+            Kind::Idle(idle) => {
+                idle.shut.receive |= how != Shutdown::Write;
+                idle.shut.send |= how != Shutdown::Read;
+                self.ready.push(socket);
+                return Err(TcpError::NotConnected);
+            }
             Kind::Listener(_) if how != Shutdown::Write => return self.disconnect(socket, out),
             Kind::Listener(_) => return Ok(()),
             Kind::Connection(connection) if connection.state == State::SynSent => {

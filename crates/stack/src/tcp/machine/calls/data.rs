@@ -57,13 +57,17 @@ impl Tcp {
     /// Reads the urgent byte (`MSG_OOB`). `None` if the peer's data ended without it.
     ///
     /// # Errors
-    /// [`TcpError::Invalid`] without one, [`TcpError::WouldBlock`] if it has not come yet.
+    /// [`TcpError::Invalid`] without one, [`TcpError::WouldBlock`] if it has not come yet, [`TcpError::NotConnected`] of a
+    /// listener.
     pub fn read_urgent(
         &mut self,
         socket: TcpSocket,
         mode: ReadMode,
         out: &mut TcpOut<'_>,
     ) -> Result<Option<u8>, TcpError> {
+        if matches!(self.entry(socket)?.kind, Kind::Idle(_)) {
+            return Err(TcpError::Invalid);
+        }
         self.call(socket, out, |connection, _| connection.read_urgent(mode))?
     }
 

@@ -76,6 +76,8 @@ impl Tcp {
     pub fn readiness(&self, socket: TcpSocket) -> Result<Readiness, TcpError> {
         Ok(match &self.entry(socket)?.kind {
             Kind::Idle(idle) => Readiness {
+                readable: idle.shut.receive,
+                peer_closed: idle.shut.receive,
                 hung_up: true,
                 writable: true,
                 failed: idle.error.is_some(),
@@ -140,7 +142,10 @@ impl Tcp {
         {
             return Err(error);
         }
-        self.call(socket, out, act)?
+        match &self.entry(socket)?.kind {
+            Kind::Idle(idle) if idle.shut.receive => Ok(0),
+            _ => self.call(socket, out, act)?,
+        }
     }
 
     /// Calls a connection.

@@ -231,6 +231,7 @@ impl Tcp {
         let entry = self.entry_mut(socket)?;
         if let Kind::Idle(idle) = &mut entry.kind {
             connection.keep_errors(std::mem::take(&mut idle.errors));
+            connection.keep_shut(idle.shut);
         }
         if let Kind::Idle(idle) =
             std::mem::replace(&mut entry.kind, Kind::Connection(Box::new(connection)))
