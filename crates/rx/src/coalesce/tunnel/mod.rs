@@ -95,7 +95,35 @@ fn addresses_at(bytes: &[u8], network: Network, at: usize) -> Option<&[u8]> {
     }
 }
 
+/// Completes the headers of a packet that [came from the kernel](crate::Packet::is_gso) merged in a tunnel, after they
+/// have been parsed from the outermost one on.
+#[cold]
+pub(crate) fn find_inner(packet: &mut Packet) {
+    let mut outer = packet.headers;
+    if outer.transport == Transport::Tunnel {
+        outer.transport = Transport::Other; // the source's mark, which parsing left
+    }
+    packet.headers = match Tunnel::of_parsed(packet, &outer) {
+        Some((tunnel, inner)) => tunnel.headers_of_whole(&inner),
+        None => {
+            packet.set_gso_size(0);
+            outer
+        }
+    };
+}
+
 impl Tunnel {
+    /// Tunnel of a packet by its bytes, with its inner headers; `None` if it is none, or one that is not merged.
+    pub(super) fn of_parsed(packet: &Packet, outer: &Headers) -> Option<(Self, Headers)> {
+        let (layers, inner) = walk(packet.frame.data(), packet.wire_len, outer).ok()??;
+        Some((Self { outer: *outer, layers }, inner))
+    }
+
+    /// True if an outer UDP header has a checksum.
+    pub(super) fn has_udp_checksum(&self) -> bool {
+        self.layers.has_udp_checksum()
+    }
+
     /// Tunnel of a merged packet, with its inner headers.
     ///
     /// Handlers may have edited the outer headers, including the ports by which tunnels over UDP are
