@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 
 use forebay_engine::Explained;
-use forebay_rx::flow_key::{FlowKeyRules, KeyRule};
+use forebay_rx::flow_key::{FlowKeyRules, KeyDepth, KeyRule};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
 use forebay_rx::{DropReason, SteerReason};
@@ -247,14 +247,19 @@ fn loss(reason: DropReason) -> &'static str {
 }
 
 impl Explanation {
-    /// Rule that gives the packets of the named flow their key; `None` for a flow named by its hash.
+    /// Rule that gave the flow's last packet its key, as far as a queue has recorded it; else that of packets which begin
+    /// with the named headers, and `None` for a flow named by its hash.
     #[must_use]
     pub fn rule(&self) -> Option<KeyRule> {
-        match self.name {
+        self.recorded_rule().or(match self.name {
             FlowName::Hash(_) => None,
             FlowName::Endpoints { ports: Some(_), .. } => Some(KeyRule::Outer),
             FlowName::Endpoints { ports: None, .. } => Some(KeyRule::Addresses),
-        }
+        })
+    }
+
+    fn recorded_rule(&self) -> Option<KeyRule> {
+        self.queues.iter().find_map(|queue| queue.state.rule)
     }
 
     /// Rule of packets between the same endpoints that are identified neither by their ports nor by their addresses.
@@ -270,7 +275,13 @@ impl Explanation {
     }
 
     fn key(&self) -> String {
-        let rule = self.rule().map_or("given by its hash", KeyRule::name);
+        let may_be_inside =
+            self.flow_key.depth != KeyDepth::Outer && self.recorded_rule().is_none();
+        let rule = match self.rule() {
+            None => "given by its hash",
+            Some(KeyRule::Outer) if may_be_inside => "outer, or inner in a tunnel",
+            Some(rule) => rule.name(),
+        };
         let except = match self.other_rule() {
             None => "",
             Some(KeyRule::Esp) => "; packets with an SPI go by addresses and SPI instead",

@@ -20,6 +20,7 @@ fn settled() -> FlowState {
         last_flow: FLOW,
         watched_since_ns: None,
         sharers: Vec::new(),
+        rule: None,
         moves: Vec::new(),
     }
 }
@@ -27,18 +28,23 @@ fn settled() -> FlowState {
 #[test]
 fn flk_7_rule_of_a_flow_in_words() {
     for (flow, rules, words) in [
-        ("udp 10.0.0.1:5000 > 10.0.0.2:443", "auto", "outer (flow_key=auto)"),
-        ("tcp 10.0.0.1:5000 > 10.0.0.2:443", "quic:443:8", "outer (flow_key=auto,quic:443:8)"),
+        ("udp 10.0.0.1:5000 > 10.0.0.2:443", "auto", "outer, or inner in a tunnel (flow_key=auto)"),
+        (
+            "tcp 10.0.0.1:5000 > 10.0.0.2:443",
+            "quic:443:8",
+            "outer, or inner in a tunnel (flow_key=auto,quic:443:8)",
+        ),
         (
             "udp 10.0.0.1:5000 > 10.0.0.2:443",
             "quic:443:8",
-            "outer (flow_key=auto,quic:443:8); QUIC's short headers go by connection ID instead",
+            "outer, or inner in a tunnel (flow_key=auto,quic:443:8); QUIC's short headers go by connection ID instead",
         ),
         (
             "udp 10.0.0.1:5000 > 10.0.0.2:4789",
             "inner",
-            "outer (flow_key=inner); packets in the tunnel go by their inner header instead",
+            "outer, or inner in a tunnel (flow_key=inner); packets in the tunnel go by their inner header instead",
         ),
+        ("udp 10.0.0.1:5000 > 10.0.0.2:443", "outer", "outer (flow_key=outer)"),
         ("10.0.0.1 > 10.0.0.2", "outer", "addresses (flow_key=outer)"),
         ("esp 10.0.0.1 > 10.0.0.2", "outer", "addresses (flow_key=outer)"),
         ("sctp 10.0.0.1 > 10.0.0.2", "auto", "addresses (flow_key=auto)"),
