@@ -13,6 +13,7 @@ use crate::coalesce::candidate::are_shared;
 use crate::coalesce::header::{HeaderBytes, pseudo_sum};
 use crate::coalesce::tunnel::Tunnel;
 use crate::coalesce::wire::IPV6_BYTES;
+use crate::nonlinear::sum_in;
 use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{self, Icmp, Other, Tcp, Udp};
@@ -106,7 +107,11 @@ impl VirtioNetHdr {
         match self.shape(packet)? {
             CarriedShape::Whole(headers) => self.carry_whole(&headers, packet),
             CarriedShape::Tunnel(tunnel, inner) => {
-                self.complete(packet)?;
+                if self.flags & NEEDS_CSUM == 0 {
+                    complete_list(packet, &inner);
+                } else {
+                    self.complete(packet)?;
+                }
                 self.carry_tunnel(&tunnel, &inner, packet);
             }
             CarriedShape::UnknownTunnel(headers) => {
@@ -186,6 +191,9 @@ impl VirtioNetHdr {
             return self.tunnel_shape(packet, headers);
         }
         let is_partial = self.flags & NEEDS_CSUM != 0;
+        if !is_partial && let Some(list) = self.list_in_tunnel(packet, &headers) {
+            return Ok(list);
+        }
         let can_be_cut = can_be_cut(&packet.frame, &headers);
         // Datagrams in one would be another datagram.
         let can_stay = can_be_cut || is_partial && headers.transport == Tcp;
@@ -216,8 +224,10 @@ impl VirtioNetHdr {
         packet: &Packet,
         headers: Headers,
     ) -> Result<CarriedShape, InvalidVnetHeader> {
-        let found = Tunnel::of_parsed(packet, &headers);
-        let found = found.filter(|(_, inner)| self.fits_inner(packet, inner));
+        let found = Tunnel::of_parsed(packet, &headers).filter(|(_, inner)| {
+            let place = (inner.transport_offset, csum_offset(inner.transport));
+            place == (self.csum_start, Some(self.csum_offset)) && self.fits_inner(packet, inner)
+        });
         match found {
             Some((_, inner)) if inner.payload_len <= self.gso_size => {
                 Ok(CarriedShape::UnknownTunnel(headers))
@@ -232,14 +242,25 @@ impl VirtioNetHdr {
         }
     }
 
+    /// Packet that the kernel has merged as a list inside IP or GRE: the inner checksum is still that of the first segment.
+    fn list_in_tunnel(self, packet: &Packet, headers: &Headers) -> Option<CarriedShape> {
+        if headers.transport != Other {
+            return None;
+        }
+        let (tunnel, inner) = Tunnel::of_parsed(packet, headers)?;
+        let is_list = self.fits_inner(packet, &inner)
+            && inner.payload_len > self.gso_size
+            && inner.payload_len.div_ceil(self.gso_size) <= GSO_SEGMENTS_MAX
+            && (inner.transport == Tcp || is_list(packet, &inner, self.gso_size));
+        is_list.then_some(CarriedShape::Tunnel(tunnel, inner))
+    }
+
     /// True if this header is about a packet with these inner headers, and suits segments of it.
     fn fits_inner(self, packet: &Packet, inner: &Headers) -> bool {
         let bytes = packet.frame.data();
         let network = inner.network_offset.into()..inner.transport_offset.into();
         let is_kind = gso_type_of(inner, bytes) & !GSO_ECN == self.gso_type & !GSO_ECN;
         is_kind
-            && self.csum_start == inner.transport_offset
-            && csum_offset(inner.transport) == Some(self.csum_offset)
             && usize::from(inner.payload_offset) <= bytes.len()
             && is_sound(&packet.frame, inner)
             && bytes.get(network).is_some_and(|header| is_plain_network(inner.network, header))
@@ -302,6 +323,14 @@ fn is_list(packet: &Packet, headers: &Headers, gso_size: u16) -> bool {
         .plus_len(UDP_BYTES + usize::from(len))
         .plus_word(u16::from_be_bytes([high, low]));
     judge(sum) == Checksum::Good
+}
+
+/// Completes the inner checksum of a packet that the kernel has merged as a list in a tunnel.
+fn complete_list(packet: &mut Packet, inner: &Headers) {
+    let start = usize::from(inner.payload_offset);
+    let payload = sum_in(&packet.frame, start..start + usize::from(inner.payload_len));
+    let mut bytes = HeaderBytes::new(packet.frame.data_mut(), inner);
+    bytes.set_checksum(inner.payload_len.into(), payload);
 }
 
 /// Treatment of a packet.

@@ -8,7 +8,7 @@ use forebay_rx::coalesce::gso::{
 use forebay_rx::coalesce::{cut, innermost};
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{
-    Checksum, DeviceSum, Headers, Network, Transport, Verify, complete_checksum, parse_into,
+    Checksum, DeviceSum, Headers, Network, Transport, Verify, complete_checksum, parse, parse_into,
     parse_packet,
 };
 use proptest::prelude::*;
@@ -221,6 +221,40 @@ fn lro_t8_kernels_tunnels_are_cut_exactly() {
             assert_eq!(ours, sent, "{name}");
         }
     }
+}
+
+/// Merged as a list, inside IP or GRE: no checksum is left to a device, and the inner one is that of the first segment.
+#[test]
+fn lro_t8_lists_in_tunnels_are_cut() {
+    let mut lists = 0;
+    for (name, tunnel) in everything() {
+        let merged = merged_by_kernel(&tunnel, 5);
+        let outer = parse(&merged.bytes, merged.wire_len, merged.link, Verify::Nothing);
+        if outer.transport != Transport::Other {
+            continue;
+        }
+        lists += 1;
+        let vnet = merged.vnet.unwrap();
+        let field = usize::from(vnet.csum_start + vnet.csum_offset);
+        let listed = VirtioNetHdr { flags: 0, csum_start: 0, csum_offset: 0, ..vnet };
+        let list = merged.edit(field, &tunnel.wire().bytes[field..][..2]);
+        let mut pool = pool(40);
+        let mut packet = filled(&list, Verify::Nothing);
+        listed.carry_into(&mut packet).unwrap();
+        parse_packet(&mut packet, Verify::Nothing, &mut pool).unwrap();
+        assert!(packet.is_gso() && packet.is_merged_tunnel(), "{name}");
+        let mut segments = Vec::new();
+        cut(packet, &mut pool, &mut segments).unwrap();
+        let ours: Vec<_> = segments.iter().map(|it| it.frame.data().to_vec()).collect();
+        let sent: Vec<_> = tunnel.run(5).into_iter().map(|wire| wire.bytes).collect();
+        assert_eq!(ours, sent, "{name}");
+        let is_udp = tunnel.inner.is_udp;
+        if is_udp {
+            let lie = Wire { vnet: Some(listed), ..list.edit(field, &[1, 2]) };
+            check_lie(&lie, InvalidVnetHeader::Headers, &name);
+        }
+    }
+    assert!(lists > 30, "{lists}");
 }
 
 /// A field of the header that is not about the packet inside, or datagrams that could not be told apart.
