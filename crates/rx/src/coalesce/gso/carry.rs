@@ -19,7 +19,7 @@ use crate::parse::Network::{Ipv4, Ipv6};
 use crate::parse::Transport::{self, Icmp, Other, Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
-use crate::parse::pull::{Reach, parse_pulling, pull_to};
+use crate::parse::pull::{Reach, parse_pulling, pull_all, pull_to};
 use crate::parse::{
     Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Network, Verify, is_plain, parse,
 };
@@ -221,10 +221,10 @@ impl VirtioNetHdr {
     /// Kind of a packet in a tunnel, or behind a link header that is not known.
     fn tunnel_shape(
         self,
-        packet: &Packet,
+        packet: &mut Packet,
         headers: Headers,
     ) -> Result<CarriedShape, InvalidVnetHeader> {
-        let found = Tunnel::of_parsed(packet, &headers).filter(|(_, inner)| {
+        let found = tunnel_of(packet, &headers).filter(|(_, inner)| {
             let place = (inner.transport_offset, csum_offset(inner.transport));
             place == (self.csum_start, Some(self.csum_offset)) && self.fits_inner(packet, inner)
         });
@@ -243,11 +243,11 @@ impl VirtioNetHdr {
     }
 
     /// Packet that the kernel has merged as a list inside IP or GRE: the inner checksum is still that of the first segment.
-    fn list_in_tunnel(self, packet: &Packet, headers: &Headers) -> Option<CarriedShape> {
+    fn list_in_tunnel(self, packet: &mut Packet, headers: &Headers) -> Option<CarriedShape> {
         if headers.transport != Other {
             return None;
         }
-        let (tunnel, inner) = Tunnel::of_parsed(packet, headers)?;
+        let (tunnel, inner) = tunnel_of(packet, headers)?;
         let is_list = self.fits_inner(packet, &inner)
             && inner.payload_len > self.gso_size
             && inner.payload_len.div_ceil(self.gso_size) <= GSO_SEGMENTS_MAX
@@ -294,6 +294,14 @@ fn look(packet: &mut Packet) -> Result<Headers, InvalidVnetHeader> {
         // No packet to be segmented has headers so long.
         (_, Reach::Beyond) => Err(InvalidVnetHeader::Headers),
     }
+}
+
+/// Tunnel of a packet, with its inner headers. Headers that continue in pieces are pulled in, as far as there is room.
+fn tunnel_of(packet: &mut Packet, outer: &Headers) -> Option<(Tunnel, Headers)> {
+    if packet.is_nonlinear() {
+        let _ = pull_all(&mut packet.frame);
+    }
+    Tunnel::of_parsed(packet, outer)
 }
 
 /// True if the packet is a list of datagrams that the kernel has merged (`NETIF_F_GRO_FRAGLIST`): the checksum is still

@@ -166,7 +166,7 @@ fn unknown_tunnels_gso_stays_whole() {
 
 /// Packet of `count` segments in a tunnel as the kernel's GRO makes it: without the inner checksum, and with the pseudo
 /// header's sum or none in UDP outside.
-fn merged_by_kernel(tunnel: &Tunnelled, count: usize) -> Wire {
+pub(crate) fn merged_by_kernel(tunnel: &Tunnelled, count: usize) -> Wire {
     let len = tunnel.inner.payload.len();
     let whole = tunnel.clone().with(|it| it.inner = it.inner.clone().sized(len * count)).wire();
     let inner = innermost(&whole.bytes, whole.wire_len, &whole.headers()).unwrap();
