@@ -226,15 +226,15 @@ pub fn parse_by_walk(
 /// If the packet must be copied and there is no memory. Its headers are then known in part.
 #[inline]
 pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Result<(), NoMemory> {
-    let is_in_tunnel = packet.is_merged_tunnel();
+    let inner_end = packet.is_merged_tunnel().then_some(packet.headers.payload_offset);
     if packet.is_nonlinear() {
         pull::parse_packet(packet, verify, pool)?;
     } else {
         let Packet { frame, headers, wire_len, device_sum, .. } = packet;
         parse_into(headers, frame.data(), *wire_len, *device_sum, verify);
     }
-    if is_in_tunnel {
-        find_inner(packet);
+    if let Some(headers_end) = inner_end {
+        find_inner(packet, headers_end);
     }
     Ok(())
 }

@@ -142,6 +142,7 @@ impl VirtioNetHdr {
     fn carry_tunnel(self, tunnel: &Tunnel, inner: &Headers, packet: &mut Packet) {
         packet.set_gso_size(self.gso_size);
         packet.headers.transport = Transport::Tunnel;
+        packet.headers.payload_offset = inner.payload_offset;
         packet.device_sum = None;
         tunnel.rewrite(packet.frame.data_mut(), inner, inner.payload_len.into(), None);
         if tunnel.has_udp_checksum() {
@@ -224,7 +225,10 @@ impl VirtioNetHdr {
         packet: &mut Packet,
         headers: Headers,
     ) -> Result<CarriedShape, InvalidVnetHeader> {
-        let found = tunnel_of(packet, &headers).filter(|(_, inner)| {
+        pull_headers(packet);
+        let end = self.headers_end(packet.frame.data());
+        let found = end.and_then(|end| Tunnel::ending_at(packet, &headers, end));
+        let found = found.filter(|(_, inner)| {
             let place = (inner.transport_offset, csum_offset(inner.transport));
             place == (self.csum_start, Some(self.csum_offset)) && self.fits_inner(packet, inner)
         });
@@ -242,12 +246,23 @@ impl VirtioNetHdr {
         }
     }
 
+    /// End of the headers whose checksum this header is about.
+    fn headers_end(self, bytes: &[u8]) -> Option<u16> {
+        let len = if self.gso_type == GSO_UDP_L4 {
+            8
+        } else {
+            (bytes.get(usize::from(self.csum_start) + 12)? >> 4) * 4
+        };
+        self.csum_start.checked_add(len.into())
+    }
+
     /// Packet that the kernel has merged as a list inside IP or GRE: the inner checksum is still that of the first segment.
     fn list_in_tunnel(self, packet: &mut Packet, headers: &Headers) -> Option<CarriedShape> {
         if headers.transport != Other {
             return None;
         }
-        let (tunnel, inner) = tunnel_of(packet, headers)?;
+        pull_headers(packet);
+        let (tunnel, inner) = Tunnel::of_parsed(packet, headers)?;
         let is_list = self.fits_inner(packet, &inner)
             && inner.payload_len > self.gso_size
             && inner.payload_len.div_ceil(self.gso_size) <= GSO_SEGMENTS_MAX
@@ -296,12 +311,11 @@ fn look(packet: &mut Packet) -> Result<Headers, InvalidVnetHeader> {
     }
 }
 
-/// Tunnel of a packet, with its inner headers. Headers that continue in pieces are pulled in, as far as there is room.
-fn tunnel_of(packet: &mut Packet, outer: &Headers) -> Option<(Tunnel, Headers)> {
+/// Pulls headers that continue in pieces into the frame, as far as there is room.
+fn pull_headers(packet: &mut Packet) {
     if packet.is_nonlinear() {
         let _ = pull_all(&mut packet.frame);
     }
-    Tunnel::of_parsed(packet, outer)
 }
 
 /// True if the packet is a list of datagrams that the kernel has merged (`NETIF_F_GRO_FRAGLIST`): the checksum is still

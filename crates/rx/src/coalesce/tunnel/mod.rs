@@ -26,7 +26,7 @@ use layers::LayerKind;
 pub(super) use layers::{OuterLayers, TUNNEL_HEADER_BYTES_MAX};
 pub(super) use open::{Opened, open};
 pub(super) use rewrite::OuterIds;
-use walk::{walk, walk_merged};
+use walk::{walk, walk_merged, walk_to};
 
 use super::refusal::MergeRefusal;
 use super::resegment::second_header;
@@ -96,14 +96,15 @@ fn addresses_at(bytes: &[u8], network: Network, at: usize) -> Option<&[u8]> {
 }
 
 /// Completes the headers of a packet that [came from the kernel](crate::Packet::is_gso) merged in a tunnel, after they
-/// have been parsed from the outermost one on.
+/// have been parsed from the outermost one on. All of them end at `headers_end`.
 #[cold]
-pub(crate) fn find_inner(packet: &mut Packet) {
+pub(crate) fn find_inner(packet: &mut Packet, headers_end: u16) {
     let mut outer = packet.headers;
     if outer.transport == Transport::Tunnel {
-        outer.transport = Transport::Other; // the source's mark, which parsing left
+        // The source's marks, which parsing left.
+        (outer.transport, outer.payload_offset) = (Transport::Other, 0);
     }
-    packet.headers = match Tunnel::of_parsed(packet, &outer) {
+    packet.headers = match Tunnel::ending_at(packet, &outer, headers_end) {
         Some((tunnel, inner)) => tunnel.headers_of_whole(&inner),
         None => {
             packet.set_gso_size(0);
@@ -116,6 +117,17 @@ impl Tunnel {
     /// Tunnel of a packet by its bytes, with its inner headers; `None` if it is none, or one that is not merged.
     pub(super) fn of_parsed(packet: &Packet, outer: &Headers) -> Option<(Self, Headers)> {
         let (layers, inner) = walk(packet.frame.data(), packet.wire_len, outer).ok()??;
+        Some((Self { outer: *outer, layers }, inner))
+    }
+
+    /// Tunnel of a packet, at any port, if all headers up to the innermost end there.
+    pub(super) fn ending_at(
+        packet: &Packet,
+        outer: &Headers,
+        headers_end: u16,
+    ) -> Option<(Self, Headers)> {
+        let whole = (packet.frame.data(), packet.wire_len);
+        let (layers, inner) = walk_to(whole, outer, headers_end.into())?;
         Some((Self { outer: *outer, layers }, inner))
     }
 
