@@ -107,11 +107,7 @@ impl VirtioNetHdr {
         match self.shape(packet)? {
             CarriedShape::Whole(headers) => self.carry_whole(&headers, packet),
             CarriedShape::Tunnel(tunnel, inner) => {
-                if self.flags & NEEDS_CSUM == 0 {
-                    complete_list(packet, &inner);
-                } else {
-                    self.complete(packet)?;
-                }
+                complete_inner(packet, &inner);
                 self.carry_tunnel(&tunnel, &inner, packet);
             }
             CarriedShape::UnknownTunnel(headers) => {
@@ -347,8 +343,9 @@ fn is_list(packet: &Packet, headers: &Headers, gso_size: u16) -> bool {
     judge(sum) == Checksum::Good
 }
 
-/// Completes the inner checksum of a packet that the kernel has merged as a list in a tunnel.
-fn complete_list(packet: &mut Packet, inner: &Headers) {
+/// Completes the inner checksum of a packet merged in a tunnel. The value of the field is ignored, as of a packet without
+/// tunnel; in a list it is that of the first segment.
+fn complete_inner(packet: &mut Packet, inner: &Headers) {
     let start = usize::from(inner.payload_offset);
     let payload = sum_in(&packet.frame, start..start + usize::from(inner.payload_len));
     let mut bytes = HeaderBytes::new(packet.frame.data_mut(), inner);
