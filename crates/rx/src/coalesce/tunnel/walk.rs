@@ -67,8 +67,8 @@ struct Walk<'a> {
     is_inside: bool,
     /// End of all headers, if known. A UDP header that ends there is the innermost one.
     headers_end: Option<usize>,
-    /// Header assumed behind UDP at a port that belongs to no tunnel.
-    at_other_ports: Option<NextHeader>,
+    /// Header assumed behind UDP, whatever its port.
+    behind_udp: Option<NextHeader>,
 }
 
 /// Outer layers and inner headers of a parsed packet, with offsets in the frame; `None` if it is
@@ -122,9 +122,9 @@ fn walk_by(
     let next = link.ethertype.and_then(NextHeader::of_ethertype)?;
     let at = usize::from(link.network_offset);
     let link_header = bytes.get(..at)?;
-    [None].into_iter().chain(NextHeader::OVER_UDP.map(Some)).find_map(|at_other_ports| {
+    [None].into_iter().chain(NextHeader::OVER_UDP.map(Some)).find_map(|behind_udp| {
         let walk = Walk::new(bytes, wire_len, at);
-        let mut walk = Walk { headers_end: Some(headers_end), at_other_ports, ..walk };
+        let mut walk = Walk { headers_end: Some(headers_end), behind_udp, ..walk };
         walk.step_inside(next, link_header).ok()?;
         let inner = Walk::new(whole, whole_len, walk.at).innermost(outer.link).ok()?;
         let is_it = !walk.layers.is_empty() && usize::from(inner.payload_offset) == headers_end;
@@ -176,9 +176,9 @@ impl NextHeader {
 impl<'a> Walk<'a> {
     fn new(bytes: &'a [u8], wire_len: u32, at: usize) -> Self {
         let end = (wire_len as usize).max(bytes.len());
-        let (headers_end, at_other_ports) = (None, None);
+        let (headers_end, behind_udp) = (None, None);
         let layers = OuterLayers::default();
-        Self { bytes, end, at, layers, is_inside: false, headers_end, at_other_ports }
+        Self { bytes, end, at, layers, is_inside: false, headers_end, behind_udp }
     }
 
     /// Walks to the innermost IP header. Terminates: each tunnel type except PPPoE is entered at
@@ -254,7 +254,7 @@ impl<'a> Walk<'a> {
             GRE => Some(NextHeader::Gre),
             UDP => self
                 .port_behind(len)
-                .and_then(|port| NextHeader::of_port(port).or(self.at_other_ports)),
+                .and_then(|port| self.behind_udp.or_else(|| NextHeader::of_port(port))),
             _ => None,
         };
         let is_outer = next.is_some();

@@ -205,8 +205,8 @@ fn pseudo_header_sum(bytes: &[u8], headers: &Headers) -> u16 {
 
 #[test]
 fn lro_t8_kernels_tunnels_are_cut_exactly() {
-    // A tunnel device may have any port.
-    let elsewhere = [5000].into_iter().flat_map(|port| {
+    // A tunnel device may have any port, also that of another kind.
+    let elsewhere = [5000, 4789, 8472, 4790, 6081].into_iter().flat_map(|port| {
         everything().into_iter().map(move |(name, tunnel)| {
             let tunnel = tunnel.with(|it| {
                 it.outside.iter_mut().for_each(|outside| outside.to_port = Some(port));
