@@ -235,7 +235,7 @@ fn merged_tunnels() {
     let receiver = path.right.run(|| UdpSocket::bind("10.9.0.2:4789").unwrap());
     receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     for is_whole in [false, true] {
-        let payloads = vxlan_payloads(90);
+        let payloads = vxlan_payloads(70);
         let (_, merged) = merged_vxlan(&payloads, Link::Ethernet);
         let mut packets = vec![if is_whole { in_one_frame(&merged) } else { merged }];
         let sent = path.middle.run(|| {
@@ -244,13 +244,13 @@ fn merged_tunnels() {
             let counters = sink.counters();
             (counters.packets(), counters.frames(), counters.dropped_in_all())
         });
-        assert_eq!(sent, (1, 90, 0), "{is_whole}");
+        assert_eq!(sent, (1, 70, 0), "{is_whole}");
         let mut received = [0; 2000];
         for payload in &payloads {
             let got = receiver.recv(&mut received).unwrap();
             assert!(received[..got] == payload[..], "{is_whole}: {got} bytes");
         }
-        assert_eq!(packets.len(), if is_whole { 1 } else { 90 }, "all come back");
+        assert_eq!(packets.len(), if is_whole { 1 } else { 70 }, "all come back");
     }
 }
 
