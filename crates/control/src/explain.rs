@@ -259,7 +259,8 @@ impl Explanation {
     }
 
     fn recorded_rule(&self) -> Option<KeyRule> {
-        self.queues.iter().find_map(|queue| queue.state.rule)
+        let rules = self.queues.iter().filter_map(|queue| queue.state.rule);
+        rules.max_by_key(|&(_, at_ns)| at_ns).map(|(rule, _)| rule)
     }
 
     /// Rule of packets between the same endpoints that are identified neither by their ports nor by their addresses.

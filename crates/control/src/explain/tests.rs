@@ -1,5 +1,5 @@
-use forebay_rx::CpuId;
 use forebay_rx::steer::HeldPackets;
+use forebay_rx::{CpuId, RxQueue};
 
 use super::*;
 
@@ -73,6 +73,35 @@ fn flk_7_rule_of_a_flow_in_words() {
             connections: Vec::new(),
         };
         assert_eq!(explanation.key(), words, "{flow}");
+    }
+}
+
+/// The same addresses and ports outside a tunnel on one queue, and inside one on the other.
+#[test]
+fn flk_7_latest_rule_of_all_queues() {
+    let told = |index: u16, rule| Explained {
+        queue: RxQueue(index),
+        name: format!("rx-{index}"),
+        polling_cpu: CpuId(0),
+        at_ns: 100,
+        state: FlowState { rule, ..settled() },
+        drops: Vec::new(),
+    };
+    let (outer, inner) = (KeyRule::Outer, KeyRule::Inner);
+    for (rules, expected) in [
+        ([Some((outer, 10)), Some((inner, 20))], inner),
+        ([Some((outer, 20)), Some((inner, 10))], outer),
+        ([None, Some((inner, 10))], inner),
+        ([Some((inner, 0)), None], inner),
+    ] {
+        let explanation = Explanation {
+            name: "udp 10.0.0.1:5000 > 10.0.0.2:443".parse().unwrap(),
+            hash: FLOW,
+            flow_key: FlowKeyRules::default(),
+            queues: (0..).zip(rules).map(|(index, rule)| told(index, rule)).collect(),
+            connections: Vec::new(),
+        };
+        assert_eq!(explanation.rule(), Some(expected), "{rules:?}");
     }
 }
 

@@ -132,8 +132,8 @@ pub(super) struct FlowWatch {
     pub(super) flow: FlowHash,
     pub(super) slot: SlotId,
     pub(super) since_ns: u64,
-    /// Rule of the key of the watched flow's last packet that was no ICMP error.
-    pub(super) rule: Option<KeyRule>,
+    /// Rule of the key of the watched flow's last packet that was no ICMP error, and the packet's time.
+    pub(super) rule: Option<(KeyRule, u64)>,
     flows: Vec<FlowHash>,
 }
 

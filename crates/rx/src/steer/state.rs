@@ -38,9 +38,9 @@ pub struct FlowState {
     ///
     /// [`SHARERS_MAX`]: super::SHARERS_MAX
     pub sharers: Vec<FlowHash>,
-    /// Rule that made the key of the flow's last packet since then, other than an ICMP error: the same addresses and ports
-    /// may be those of an inner header.
-    pub rule: Option<KeyRule>,
+    /// Rule that made the key of the flow's last packet since then, other than an ICMP error, and the packet's time: the
+    /// same addresses and ports may be those of an inner header.
+    pub rule: Option<(KeyRule, u64)>,
     /// Remembered moves of the slot, oldest first, as far as the flow that began the move still
     /// belongs to the slot.
     pub moves: Vec<Move>,
@@ -122,10 +122,10 @@ impl Steering {
 
     /// Records the rule that made the key of a packet of a watched flow. An error has the key of the flow that it quotes.
     #[cold]
-    pub(crate) fn note_rule(&mut self, flow: FlowHash, rule: KeyRule) {
+    pub(crate) fn note_rule(&mut self, flow: FlowHash, rule: KeyRule, now_ns: u64) {
         let watch = self.watches.iter_mut().find(|watch| watch.flow == flow);
         if let Some(watch) = watch.filter(|_| rule != KeyRule::Icmp) {
-            watch.rule = Some(rule);
+            watch.rule = Some((rule, now_ns));
         }
     }
 
