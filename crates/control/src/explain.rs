@@ -263,6 +263,13 @@ impl Explanation {
         rules.max_by_key(|&(_, at_ns)| at_ns).map(|(rule, _)| rule)
     }
 
+    /// Rule of packets that have the named headers inside a tunnel, as long as no queue has recorded which of them come.
+    fn rule_in_tunnel(&self) -> Option<KeyRule> {
+        let may_be_inside =
+            self.flow_key.depth != KeyDepth::Outer && self.recorded_rule().is_none();
+        (may_be_inside && self.rule() == Some(KeyRule::Outer)).then_some(KeyRule::Inner)
+    }
+
     /// Rule of packets between the same endpoints that are identified neither by their ports nor by their addresses.
     fn other_rule(&self) -> Option<KeyRule> {
         match self.name {
@@ -276,12 +283,10 @@ impl Explanation {
     }
 
     fn key(&self) -> String {
-        let may_be_inside =
-            self.flow_key.depth != KeyDepth::Outer && self.recorded_rule().is_none();
-        let rule = match self.rule() {
-            None => "given by its hash",
-            Some(KeyRule::Outer) if may_be_inside => "outer, or inner in a tunnel",
-            Some(rule) => rule.name(),
+        let rule = self.rule().map_or("given by its hash", KeyRule::name);
+        let inside = match self.rule_in_tunnel() {
+            None => String::new(),
+            Some(rule) => format!(", or {} in a tunnel", rule.name()),
         };
         let except = match self.other_rule() {
             None => "",
@@ -294,7 +299,7 @@ impl Explanation {
             }
             Some(_) => "; packets in the tunnel go by its number instead",
         };
-        format!("{rule} (flow_key={}){except}", self.flow_key)
+        format!("{rule}{inside} (flow_key={}){except}", self.flow_key)
     }
 
     /// The explanation as a JSON document.
@@ -306,6 +311,7 @@ impl Explanation {
             "hash": hex(self.hash),
             "flow_key": self.flow_key.to_string(),
             "rule": self.rule().map(KeyRule::name),
+            "rule_in_tunnel": self.rule_in_tunnel().map(KeyRule::name),
             "other_rule": self.other_rule().map(KeyRule::name),
             "queues": queues,
             "connections": self.connections.iter().map(FlowConnection::document).collect::<Vec<_>>(),

@@ -73,6 +73,13 @@ fn flk_7_rule_of_a_flow_in_words() {
             connections: Vec::new(),
         };
         assert_eq!(explanation.key(), words, "{flow}");
+        let document = explanation.document();
+        let rules = ["rule", "rule_in_tunnel"].map(|name| document[name].as_str());
+        let expected = match words.split([',', ' ']).next() {
+            Some("given") => [None; 2],
+            rule => [rule, words.contains("or inner in a tunnel").then_some("inner")],
+        };
+        assert_eq!(rules, expected, "{flow}");
     }
 }
 

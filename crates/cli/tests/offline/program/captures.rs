@@ -322,9 +322,14 @@ fn flk_7_explained_rule_is_of_last_packet() {
     let flows = (1..=5).map(|number| format!(" --explain 192.168.0.{number}:1000,192.168.0.9:53"));
     let args = format!("m.pcapng --cpus 1 --deterministic{}", flows.collect::<String>());
     let report = dir.report(&format!("{args} --trace t --trace-parse"));
-    let rules: Vec<_> =
-        report["explain"].as_array().unwrap().iter().map(|told| &told["rule"]).collect();
-    assert_eq!(rules, ["inner", "outer", "inner", "outer", "outer"]);
+    let rules: Vec<_> = report["explain"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|told| (told["rule"].as_str().unwrap(), told["rule_in_tunnel"].as_str()))
+        .collect();
+    let recorded = ["inner", "outer", "inner", "outer"].map(|rule| (rule, None));
+    assert_eq!(rules, [&recorded[..], &[("outer", Some("inner"))]].concat());
     let traced = dir.column("t/flowkey.csv", "rule");
     assert_eq!(traced, ["inner", "icmp", "outer", "inner", "inner", "outer"]);
     let told = dir.run(&format!("replay {args}")).stdout;
