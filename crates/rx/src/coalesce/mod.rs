@@ -44,8 +44,8 @@ pub use segments::{Segment, SegmentFragments, Segments};
 use table::{DescriptorPlace, Room, Table};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
 pub(crate) use tunnel::find_inner;
-pub use tunnel::innermost;
 use tunnel::{Opened, Tunnel, may_be_tunnel};
+pub use tunnel::{inner_headers, innermost};
 
 use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;

@@ -75,6 +75,16 @@ pub fn innermost(bytes: &[u8], wire_len: u32, headers: &Headers) -> Option<Heade
     matches!(inner.transport, Transport::Tcp | Transport::Udp).then_some(inner)
 }
 
+/// Inner TCP or UDP headers of a packet, merged or not, as of [`innermost`]. A packet known to be
+/// [merged in a tunnel](Packet::is_merged_tunnel) may have any port.
+#[must_use]
+pub fn inner_headers(packet: &Packet) -> Option<Headers> {
+    if packet.is_merged_tunnel() {
+        return Tunnel::of_merged(packet).map(|(_, inner)| inner);
+    }
+    innermost(packet.frame.data(), packet.wire_len, &packet.headers)
+}
+
 /// Source and destination address, by which held segments are found for a packet that has no flow
 /// hash of its own: a fragment.
 pub(super) fn addresses(packet: &Packet) -> Option<&[u8]> {
