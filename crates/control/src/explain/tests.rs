@@ -83,7 +83,7 @@ fn flk_7_rule_of_a_flow_in_words() {
     }
 }
 
-/// The same addresses and ports outside a tunnel on one queue, and inside one on the other.
+/// Flow outside a tunnel on one queue, and with the same addresses and ports inside one on the other.
 #[test]
 fn flk_7_latest_rule_of_all_queues() {
     let told = |index: u16, rule| Explained {

@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(told(&[], Link::Ethernet), line_of(0, "", &[]));
     }
 
-    /// Its port tells nothing: the place of the inner checksum did.
+    /// Merged VXLAN at its own port, at one that tells nothing, and at that of GENEVE.
     #[test]
     fn lro_t8_traced_lengths_are_inner_ones() {
         let payloads = vxlan_payloads(4);
