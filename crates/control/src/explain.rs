@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 
 use forebay_engine::Explained;
-use forebay_rx::flow_key::{FlowKeyRules, KeyRule};
+use forebay_rx::flow_key::{FlowKeyRules, KeyDepth, KeyRule};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
 use forebay_rx::{DropReason, SteerReason};
@@ -247,14 +247,27 @@ fn loss(reason: DropReason) -> &'static str {
 }
 
 impl Explanation {
-    /// Rule that gives the packets of the named flow their key; `None` for a flow named by its hash.
+    /// Rule that gave the flow's last packet its key, as far as a queue has recorded it; else that of packets which begin
+    /// with the named headers, and `None` for a flow named by its hash.
     #[must_use]
     pub fn rule(&self) -> Option<KeyRule> {
-        match self.name {
+        self.recorded_rule().or(match self.name {
             FlowName::Hash(_) => None,
             FlowName::Endpoints { ports: Some(_), .. } => Some(KeyRule::Outer),
             FlowName::Endpoints { ports: None, .. } => Some(KeyRule::Addresses),
-        }
+        })
+    }
+
+    fn recorded_rule(&self) -> Option<KeyRule> {
+        let rules = self.queues.iter().filter_map(|queue| queue.state.rule);
+        rules.max_by_key(|&(_, at_ns)| at_ns).map(|(rule, _)| rule)
+    }
+
+    /// Rule of packets that have the named headers inside a tunnel, as long as no queue has recorded which of them come.
+    fn rule_in_tunnel(&self) -> Option<KeyRule> {
+        let may_be_inside =
+            self.flow_key.depth != KeyDepth::Outer && self.recorded_rule().is_none();
+        (may_be_inside && self.rule() == Some(KeyRule::Outer)).then_some(KeyRule::Inner)
     }
 
     /// Rule of packets between the same endpoints that are identified neither by their ports nor by their addresses.
@@ -271,6 +284,10 @@ impl Explanation {
 
     fn key(&self) -> String {
         let rule = self.rule().map_or("given by its hash", KeyRule::name);
+        let inside = match self.rule_in_tunnel() {
+            None => String::new(),
+            Some(rule) => format!(", or {} in a tunnel", rule.name()),
+        };
         let except = match self.other_rule() {
             None => "",
             Some(KeyRule::Esp) => "; packets with an SPI go by addresses and SPI instead",
@@ -282,7 +299,7 @@ impl Explanation {
             }
             Some(_) => "; packets in the tunnel go by its number instead",
         };
-        format!("{rule} (flow_key={}){except}", self.flow_key)
+        format!("{rule}{inside} (flow_key={}){except}", self.flow_key)
     }
 
     /// The explanation as a JSON document.
@@ -294,6 +311,7 @@ impl Explanation {
             "hash": hex(self.hash),
             "flow_key": self.flow_key.to_string(),
             "rule": self.rule().map(KeyRule::name),
+            "rule_in_tunnel": self.rule_in_tunnel().map(KeyRule::name),
             "other_rule": self.other_rule().map(KeyRule::name),
             "queues": queues,
             "connections": self.connections.iter().map(FlowConnection::document).collect::<Vec<_>>(),

@@ -19,6 +19,7 @@ pub mod open; //      an open device: its sources and sinks
 pub mod stats; //     counters, and facts about a device
 mod link; //          link of an interface, or connection to a back end
 pub mod rx_filter; // packets that are taken from the kernel
+mod cutting; //       segments of a sink that has no packet memory
 #[cfg(feature = "af-xdp")]
 pub mod af_xdp; //    frames straight into packet memory
 pub mod af_packet; // copies of the frames of any interface

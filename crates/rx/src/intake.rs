@@ -450,6 +450,9 @@ impl Intake {
         if !flow.is_some() {
             self.counters.unsteered.add(1);
         }
+        if self.steering.is_watched(flow) {
+            self.steering.note_rule(flow, self.hasher.rule_of(&packet), self.now_ns);
+        }
         let (epoch, enqueued_ns, steering) = (self.epoch, self.now_ns, &self.steering);
         let note = |position| Note {
             arrival,

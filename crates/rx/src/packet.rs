@@ -217,7 +217,7 @@ impl Packet {
 
     /// True if the packet came from the kernel as one frame of several segments, not yet cut (GSO)
     /// or merged by the kernel (GRO). Counted as one frame; its checksum field holds the pseudo
-    /// header's sum. See [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
+    /// header's sum, but all checksums in a [tunnel](Self::is_merged_tunnel) are complete. See [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
     #[inline]
     #[must_use]
     pub fn is_gso(&self) -> bool {

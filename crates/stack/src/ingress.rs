@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use expiry::Expiry;
 use forebay_buf::Pool;
-use forebay_rx::coalesce::cut;
+use forebay_rx::coalesce::{SegmentCutter, cut, resegment};
 use forebay_rx::cpu::CpuId;
 use forebay_rx::delivery::{Batch, Handler};
 use forebay_rx::packet::Packet;
@@ -31,6 +31,9 @@ use crate::tcp::Flow;
 
 /// Upper bound on producers checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
+
+/// Maximum number of datagrams that wait for their socket while a tunnel is cut.
+const CUT_RUN_MAX: usize = 64;
 
 /// The stack of one CPU.
 #[derive(Debug)]
@@ -251,13 +254,27 @@ impl Stack {
     }
 
     fn receive_tunnel(&mut self, packet: Packet, context: &mut RxContext<'_>) {
-        let mut segments = take(&mut self.tunnelled);
-        if let Err(packet) = cut(packet, context.pool, &mut segments) {
-            self.network.counters().drops.add(NetworkDrop::Nomem, packet.wire_count().into());
-            context.pool.put(packet.frame);
+        if packet.is_gso() {
+            return self.receive_whole_tunnel(packet, context);
         }
+        let mut segments = take(&mut self.tunnelled);
+        resegment(packet, &mut segments);
         segments.drain(..).for_each(|segment| self.receive(segment, context));
         self.tunnelled = segments;
+    }
+
+    /// Cuts a packet that came whole, one segment at a time: it may have thousands, and few of them occupy a frame at once.
+    fn receive_whole_tunnel(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+        let mut cutter = SegmentCutter::new(&packet);
+        while let Some(segment) = cutter.as_mut().and_then(|it| it.cut_next(context.pool)) {
+            self.receive(segment, context);
+            if self.run.len() >= CUT_RUN_MAX {
+                self.end_run(context);
+            }
+        }
+        let left = cutter.map_or(packet.wire_count(), |cutter| cutter.left());
+        self.network.counters().drops.add(NetworkDrop::Nomem, left.into());
+        context.pool.put(packet.frame);
     }
 
     /// Records the batch's neighbour observations. Packets queued for a neighbour now resolved join

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use etherparse::{IpHeaders, Ipv4Extensions, Ipv4Header, ip_number};
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Region};
 use forebay_rx::Packet;
@@ -43,13 +44,16 @@ pub fn datagrams(payload: &[u8], head_len: usize) -> [Packet; 2] {
     })
 }
 
-/// Payloads of datagrams of VXLAN: segments of one flow of TCP, each in an Ethernet frame.
+/// Payloads of datagrams of VXLAN: segments of one flow of TCP, each in an Ethernet frame. Their ids rise.
 pub fn vxlan_payloads(count: u16) -> Vec<Vec<u8>> {
     const LEN: u16 = 700;
     let payload = |number: u16| {
         let mut bytes = vec![8, 0, 0, 0, 0, 0, 7, 0];
         let builder = etherparse::PacketBuilder::ethernet2([6; 6], [8; 6]);
-        let builder = builder.ipv4([10, 1, 0, 1], [10, 1, 0, 2], 64);
+        let mut header =
+            Ipv4Header::new(0, 64, ip_number::TCP, [10, 1, 0, 1], [10, 1, 0, 2]).unwrap();
+        header.identification = number;
+        let builder = builder.ip(IpHeaders::Ipv4(header, Ipv4Extensions::default()));
         let builder = builder.tcp(1000, 80, u32::from(number * LEN), 512).ack(1);
         builder.write(&mut bytes, &vec![number.to_le_bytes()[0]; LEN.into()]).unwrap();
         bytes
@@ -72,9 +76,19 @@ pub fn merged_vxlan(payloads: &[Vec<u8>], link: Link) -> (Vec<Vec<u8>>, Packet) 
     (frames, merged)
 }
 
+/// Copy of a merged packet in one frame, as a packet that the kernel has merged arrives.
+pub fn in_one_frame(merged: &Packet) -> Packet {
+    let share = vec![ChunkClass { chunk_bytes: 1 << 17, chunks: 1 }];
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    let mut pool = carve(region, &[share]).unwrap().remove(0);
+    let copy = merged.copied(&mut pool).unwrap();
+    assert!(copy.is_gso());
+    copy
+}
+
 /// Packet that frames of one flow are merged into on arrival.
 pub fn merge(frames: &[Vec<u8>], link: Link) -> Packet {
-    let share = vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }];
+    let share = vec![ChunkClass { chunk_bytes: 2048, chunks: 128 }];
     let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
     let mut pool = carve(region, &[share]).unwrap().remove(0);
     let packets = (0..).zip(frames).map(|(number, bytes)| {

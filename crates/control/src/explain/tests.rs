@@ -1,5 +1,5 @@
-use forebay_rx::CpuId;
 use forebay_rx::steer::HeldPackets;
+use forebay_rx::{CpuId, RxQueue};
 
 use super::*;
 
@@ -20,6 +20,7 @@ fn settled() -> FlowState {
         last_flow: FLOW,
         watched_since_ns: None,
         sharers: Vec::new(),
+        rule: None,
         moves: Vec::new(),
     }
 }
@@ -27,18 +28,23 @@ fn settled() -> FlowState {
 #[test]
 fn flk_7_rule_of_a_flow_in_words() {
     for (flow, rules, words) in [
-        ("udp 10.0.0.1:5000 > 10.0.0.2:443", "auto", "outer (flow_key=auto)"),
-        ("tcp 10.0.0.1:5000 > 10.0.0.2:443", "quic:443:8", "outer (flow_key=auto,quic:443:8)"),
+        ("udp 10.0.0.1:5000 > 10.0.0.2:443", "auto", "outer, or inner in a tunnel (flow_key=auto)"),
+        (
+            "tcp 10.0.0.1:5000 > 10.0.0.2:443",
+            "quic:443:8",
+            "outer, or inner in a tunnel (flow_key=auto,quic:443:8)",
+        ),
         (
             "udp 10.0.0.1:5000 > 10.0.0.2:443",
             "quic:443:8",
-            "outer (flow_key=auto,quic:443:8); QUIC's short headers go by connection ID instead",
+            "outer, or inner in a tunnel (flow_key=auto,quic:443:8); QUIC's short headers go by connection ID instead",
         ),
         (
             "udp 10.0.0.1:5000 > 10.0.0.2:4789",
             "inner",
-            "outer (flow_key=inner); packets in the tunnel go by their inner header instead",
+            "outer, or inner in a tunnel (flow_key=inner); packets in the tunnel go by their inner header instead",
         ),
+        ("udp 10.0.0.1:5000 > 10.0.0.2:443", "outer", "outer (flow_key=outer)"),
         ("10.0.0.1 > 10.0.0.2", "outer", "addresses (flow_key=outer)"),
         ("esp 10.0.0.1 > 10.0.0.2", "outer", "addresses (flow_key=outer)"),
         ("sctp 10.0.0.1 > 10.0.0.2", "auto", "addresses (flow_key=auto)"),
@@ -67,6 +73,42 @@ fn flk_7_rule_of_a_flow_in_words() {
             connections: Vec::new(),
         };
         assert_eq!(explanation.key(), words, "{flow}");
+        let document = explanation.document();
+        let rules = ["rule", "rule_in_tunnel"].map(|name| document[name].as_str());
+        let expected = match words.split([',', ' ']).next() {
+            Some("given") => [None; 2],
+            rule => [rule, words.contains("or inner in a tunnel").then_some("inner")],
+        };
+        assert_eq!(rules, expected, "{flow}");
+    }
+}
+
+/// Flow outside a tunnel on one queue, and with the same addresses and ports inside one on the other.
+#[test]
+fn flk_7_latest_rule_of_all_queues() {
+    let told = |index: u16, rule| Explained {
+        queue: RxQueue(index),
+        name: format!("rx-{index}"),
+        polling_cpu: CpuId(0),
+        at_ns: 100,
+        state: FlowState { rule, ..settled() },
+        drops: Vec::new(),
+    };
+    let (outer, inner) = (KeyRule::Outer, KeyRule::Inner);
+    for (rules, expected) in [
+        ([Some((outer, 10)), Some((inner, 20))], inner),
+        ([Some((outer, 20)), Some((inner, 10))], outer),
+        ([None, Some((inner, 10))], inner),
+        ([Some((inner, 0)), None], inner),
+    ] {
+        let explanation = Explanation {
+            name: "udp 10.0.0.1:5000 > 10.0.0.2:443".parse().unwrap(),
+            hash: FLOW,
+            flow_key: FlowKeyRules::default(),
+            queues: (0..).zip(rules).map(|(index, rule)| told(index, rule)).collect(),
+            connections: Vec::new(),
+        };
+        assert_eq!(explanation.rule(), Some(expected), "{rules:?}");
     }
 }
 

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, sendmmsg};
 
 use super::open::{link_of, refused};
+use crate::cutting::CutMemory;
 
 /// Maximum number of packets in one call.
 const BATCH_MAX: usize = 64;
@@ -43,6 +44,8 @@ pub struct PacketSink {
     /// Number of packets per call: fewer while the kernel has no room for all.
     batch: usize,
     counters: Arc<SinkCounters>,
+    /// Memory for the segments of packets that came whole and must be cut.
+    cutting: CutMemory,
 }
 
 /// Result for the first packets of a list.
@@ -75,6 +78,7 @@ impl PacketSink {
             interface: interface.clone(),
             batch: BATCH_MAX,
             counters: Arc::default(),
+            cutting: CutMemory::default(),
         })
     }
 
@@ -152,7 +156,10 @@ impl Sink for PacketSink {
             self.update_mtu();
         }
         let counters = Arc::clone(&self.counters);
-        match send_all(packets, &counters, |packets| self.step(packets)) {
+        let mut cutting = std::mem::take(&mut self.cutting);
+        let flow = send_all(packets, &mut cutting, &counters, |packets| self.step(packets));
+        self.cutting = cutting;
+        match flow {
             Continue(()) => Ok(()),
             Break(()) => Err(Error::DeviceGone { name: self.interface.name.clone() }.into()),
         }
@@ -164,9 +171,10 @@ impl Sink for PacketSink {
 }
 
 /// Sends packets one step at a time, and counts the results. A packet to be segmented is replaced
-/// by its segments, at the end of the vector. Stops when the interface is gone.
+/// by its segments, at the end of the vector, unless it came whole. Stops when the interface is gone.
 fn send_all(
     packets: &mut Vec<Packet>,
+    cutting: &mut CutMemory,
     counters: &SinkCounters,
     mut step: impl FnMut(&mut [Packet]) -> SendStep,
 ) -> ControlFlow<()> {
@@ -186,10 +194,17 @@ fn send_all(
                 next += 1;
             }
             SendStep::MustBeCut => {
-                let mut segments = Vec::new();
-                resegment(packets.remove(next), &mut segments);
-                flow = send_segments(&mut segments, counters, &mut step);
-                cut.append(&mut segments);
+                let mut sending = SegmentSending::default();
+                if packets[next].is_gso() {
+                    flow = sending.cut_and_send(&packets[next], cutting, &mut step);
+                    next += 1;
+                } else {
+                    let mut segments = Vec::new();
+                    resegment(packets.remove(next), &mut segments);
+                    flow = sending.send(&mut segments, &mut step);
+                    cut.append(&mut segments);
+                }
+                sending.count(counters);
             }
             SendStep::Gone => flow = Break(()),
         }
@@ -199,40 +214,68 @@ fn send_all(
     flow
 }
 
-/// Sends the segments of one packet, which counts as sent if all of them are. Stops when the
-/// interface is gone.
-fn send_segments(
-    segments: &mut [Packet],
-    counters: &SinkCounters,
-    step: &mut impl FnMut(&mut [Packet]) -> SendStep,
-) -> ControlFlow<()> {
-    let (mut sent, mut lost) = (Sent::default(), None);
-    let mut flow = Continue(());
-    let mut next = 0;
-    while next < segments.len() && flow.is_continue() {
-        let reason = match step(&mut segments[next..]) {
-            SendStep::Sent(count) => {
-                segments[next..next + count].iter().for_each(|segment| sent.add(segment));
-                next += count;
-                continue;
-            }
-            SendStep::Dropped(reason) => reason,
-            // A GSO packet that arrived whole has no segments to send instead.
-            SendStep::MustBeCut => SendDrop::Refused,
-            SendStep::Gone => {
-                flow = Break(());
-                SendDrop::Down
-            }
-        };
-        lost.get_or_insert(reason);
-        next += 1;
+/// Sending of the segments of one packet, which counts as sent if all of them are.
+#[derive(Default)]
+struct SegmentSending {
+    sent: Sent,
+    /// Reason for which the first of those was dropped that could not be sent.
+    lost: Option<SendDrop>,
+}
+
+impl SegmentSending {
+    /// Sends segments. Stops when the interface is gone.
+    fn send(
+        &mut self,
+        segments: &mut [Packet],
+        step: &mut impl FnMut(&mut [Packet]) -> SendStep,
+    ) -> ControlFlow<()> {
+        let mut flow = Continue(());
+        let mut next = 0;
+        while next < segments.len() && flow.is_continue() {
+            let reason = match step(&mut segments[next..]) {
+                SendStep::Sent(count) => {
+                    segments[next..next + count].iter().for_each(|segment| self.sent.add(segment));
+                    next += count;
+                    continue;
+                }
+                SendStep::Dropped(reason) => reason,
+                SendStep::MustBeCut => SendDrop::Refused, // a segment is not cut again
+                SendStep::Gone => {
+                    flow = Break(());
+                    SendDrop::Down
+                }
+            };
+            self.lost.get_or_insert(reason);
+            next += 1;
+        }
+        flow
     }
-    sent.packets = u64::from(lost.is_none());
-    counters.add_sent(sent);
-    if let Some(reason) = lost {
-        counters.add_dropped(reason, 1);
+
+    /// Cuts a packet that came whole, and sends its segments.
+    fn cut_and_send(
+        &mut self,
+        packet: &Packet,
+        cutting: &mut CutMemory,
+        step: &mut impl FnMut(&mut [Packet]) -> SendStep,
+    ) -> ControlFlow<()> {
+        let mut flow = Continue(());
+        let is_cut = cutting.cut(packet, |segments| {
+            flow = self.send(segments, step);
+            flow
+        });
+        if !is_cut {
+            self.lost.get_or_insert(SendDrop::Refused);
+        }
+        flow
     }
-    flow
+
+    fn count(mut self, counters: &SinkCounters) {
+        self.sent.packets = u64::from(self.lost.is_none());
+        counters.add_sent(self.sent);
+        if let Some(reason) = self.lost {
+            counters.add_dropped(reason, 1);
+        }
+    }
 }
 
 /// True if a packet has more fragments than the kernel gathers in a send. Only merged packets can.
@@ -316,7 +359,7 @@ mod tests {
         let counters = SinkCounters::default();
         let mut wire = Vec::new();
         // A kernel that takes two packets at a time, and none with several segments.
-        let flow = send_all(&mut packets, &counters, |packets| {
+        let flow = send_all(&mut packets, &mut CutMemory::default(), &counters, |packets| {
             let going = packets.iter().take(2).take_while(|packet| packet.gso_size() == 0).count();
             wire.extend(marks(&packets[..going]));
             if going == 0 { SendStep::MustBeCut } else { SendStep::Sent(going) }
@@ -334,10 +377,12 @@ mod tests {
         let mut packets = merged(datagrams(2, &[1, 2, 3, 4], &mut pool));
         packets.append(&mut datagrams(1, &[5], &mut pool));
         let counters = SinkCounters::default();
-        let flow = send_all(&mut packets, &counters, |packets| match packets[0].gso_size() {
-            0 if [2, 3].contains(&marks(packets)[0]) => SendStep::Dropped(SendDrop::Full),
-            0 => SendStep::Sent(1),
-            _ => SendStep::MustBeCut,
+        let flow = send_all(&mut packets, &mut CutMemory::default(), &counters, |packets| {
+            match packets[0].gso_size() {
+                0 if [2, 3].contains(&marks(packets)[0]) => SendStep::Dropped(SendDrop::Full),
+                0 => SendStep::Sent(1),
+                _ => SendStep::MustBeCut,
+            }
         });
         assert_eq!(flow, Continue(()));
         assert_eq!((counters.packets(), counters.frames()), (1, 3));
@@ -353,11 +398,17 @@ mod tests {
             packets.append(&mut merged(datagrams(2, &[2, 3, 4], &mut pool)));
             packets.append(&mut datagrams(1, &[5, 6], &mut pool));
             let counters = SinkCounters::default();
-            let flow = send_all(&mut packets, &counters, |packets| match packets[0].gso_size() {
-                0 if marks(packets)[0] == gone_at => SendStep::Gone,
-                0 => SendStep::Sent(1),
-                _ => SendStep::MustBeCut,
-            });
+            let flow =
+                send_all(
+                    &mut packets,
+                    &mut CutMemory::default(),
+                    &counters,
+                    |packets| match packets[0].gso_size() {
+                        0 if marks(packets)[0] == gone_at => SendStep::Gone,
+                        0 => SendStep::Sent(1),
+                        _ => SendStep::MustBeCut,
+                    },
+                );
             assert_eq!(flow, Break(()));
             assert_eq!(counters.packets() + counters.dropped(SendDrop::Down), 4, "{gone_at}");
             assert_eq!(counters.frames(), u64::from(gone_at) - 1);

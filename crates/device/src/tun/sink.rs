@@ -1,6 +1,7 @@
 //! Packets sent to the device, which the kernel receives.
 
 use std::io::IoSlice;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 
 use forebay_rx::Packet;
@@ -13,6 +14,7 @@ use rustix::io::{self, Errno};
 
 use super::TunKind;
 use super::open::OpenTun;
+use crate::cutting::CutMemory;
 
 /// Maximum number of pieces gathered into one write. A packet in more pieces is copied first: the
 /// kernel reads a long list as slowly as the bytes themselves.
@@ -27,6 +29,8 @@ pub struct TunSink {
     sending: Vec<Packet>,
     /// Buffer for a packet of too many pieces.
     copied: Vec<u8>,
+    /// Memory for the segments of packets that came whole and must be cut.
+    cutting: CutMemory,
 }
 
 /// Result of a failed write.
@@ -43,7 +47,7 @@ enum Failed {
 impl TunSink {
     pub(super) fn new(device: Arc<OpenTun>) -> Self {
         let (counters, sending, copied) = (Arc::default(), Vec::new(), Vec::new());
-        Self { device, counters, sending, copied }
+        Self { device, counters, sending, copied, cutting: CutMemory::default() }
     }
 
     /// Sends a packet, and leaves it, or its segments, in `done`.
@@ -60,7 +64,8 @@ impl TunSink {
                 done.push(packet);
                 Ok(())
             }
-            Err(Failed::Uncut) if packet.is_merged() => self.send_cut(packet, done),
+            Err(Failed::Uncut) if packet.is_merged() => self.send_resegmented(packet, done),
+            Err(Failed::Uncut) if packet.is_gso() => self.send_cut(packet, done),
             Err(failed) => {
                 done.push(packet);
                 Err(match failed {
@@ -72,14 +77,31 @@ impl TunSink {
     }
 
     /// Sends a merged packet as its original segments.
-    fn send_cut(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
+    fn send_resegmented(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
         let first = done.len();
         resegment(packet, done);
-        let counters = Arc::clone(&self.counters);
-        send_segments(&mut done[first..], &counters, |segment| match self.begin(segment) {
-            Ok(begin) => self.write(segment, begin),
-            Err(drop) => Err(Failed::Drop(drop)),
-        })
+        let mut sending = SegmentSending::default();
+        let _ = sending.send(&mut done[first..], |segment| self.write_segment(segment));
+        sending.finish(&self.counters)
+    }
+
+    /// Sends a packet that came whole from the kernel as the segments that are cut of it.
+    fn send_cut(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
+        let mut cutting = std::mem::take(&mut self.cutting);
+        let mut sending = SegmentSending::default();
+        let is_cut = cutting
+            .cut(&packet, |segments| sending.send(segments, |segment| self.write_segment(segment)));
+        if !is_cut {
+            sending.lost.get_or_insert(Failed::Drop(SendDrop::Refused));
+        }
+        self.cutting = cutting;
+        done.push(packet);
+        sending.finish(&self.counters)
+    }
+
+    fn write_segment(&mut self, segment: &mut Packet) -> Result<u64, Failed> {
+        let begin = self.begin(segment).map_err(Failed::Drop)?;
+        self.write(segment, begin)
     }
 
     /// Returns the offset of the part of the packet that the device takes.
@@ -171,39 +193,53 @@ impl TunSink {
     }
 }
 
-/// Writes the segments of one packet, which counts as sent if all of them are. Returns why the first one was not. Goes on behind
-/// it, unless the device is down or removed: a receiver needs those segments no less.
-fn send_segments(
-    segments: &mut [Packet],
-    counters: &SinkCounters,
-    mut write: impl FnMut(&mut Packet) -> Result<u64, Failed>,
-) -> Result<(), Failed> {
-    let (mut sent, mut lost) = (Sent::default(), None);
-    for segment in segments {
-        match write(segment) {
-            Ok(bytes) => {
-                sent.frames += 1;
-                sent.bytes += bytes;
-            }
-            Err(gone @ Failed::Gone) => {
-                lost = Some(gone);
-                break;
-            }
-            Err(Failed::Drop(SendDrop::Down)) => {
-                lost.get_or_insert(Failed::Drop(SendDrop::Down));
-                break;
-            }
-            Err(Failed::Uncut) => {
-                lost.get_or_insert(Failed::Drop(SendDrop::Refused));
-            }
-            Err(failed) => {
-                lost.get_or_insert(failed);
+/// Sending of the segments of one packet, which counts as sent if all of them are.
+#[derive(Default)]
+struct SegmentSending {
+    sent: Sent,
+    /// Reason for which the first of those was lost that could not be sent.
+    lost: Option<Failed>,
+}
+
+impl SegmentSending {
+    /// Writes segments. Goes on behind one that is lost, unless the device is down or removed: a receiver needs those
+    /// segments no less.
+    fn send(
+        &mut self,
+        segments: &mut [Packet],
+        mut write: impl FnMut(&mut Packet) -> Result<u64, Failed>,
+    ) -> ControlFlow<()> {
+        for segment in segments {
+            match write(segment) {
+                Ok(bytes) => {
+                    self.sent.frames += 1;
+                    self.sent.bytes += bytes;
+                }
+                Err(gone @ Failed::Gone) => {
+                    self.lost = Some(gone);
+                    return Break(());
+                }
+                Err(down @ Failed::Drop(SendDrop::Down)) => {
+                    self.lost.get_or_insert(down);
+                    return Break(());
+                }
+                Err(Failed::Uncut) => {
+                    self.lost.get_or_insert(Failed::Drop(SendDrop::Refused));
+                }
+                Err(failed) => {
+                    self.lost.get_or_insert(failed);
+                }
             }
         }
+        Continue(())
     }
-    sent.packets = u64::from(lost.is_none());
-    counters.add_sent(sent);
-    lost.map_or(Ok(()), Err)
+
+    /// Counts what was sent, and returns why the first segment was lost that was.
+    fn finish(mut self, counters: &SinkCounters) -> Result<(), Failed> {
+        self.sent.packets = u64::from(self.lost.is_none());
+        counters.add_sent(self.sent);
+        self.lost.map_or(Ok(()), Err)
+    }
 }
 
 impl Sink for TunSink {
@@ -265,8 +301,9 @@ mod tests {
             resegment(merged, &mut segments);
             assert_eq!(segments.len(), 4);
             let mut written = written.into_iter();
-            let result = send_segments(&mut segments, &counters, |_| written.next().unwrap());
-            assert_eq!(result, outcome.map(|_: u64| ()), "{frames}");
+            let mut sending = SegmentSending::default();
+            let _ = sending.send(&mut segments, |_| written.next().unwrap());
+            assert_eq!(sending.finish(&counters), outcome.map(|_: u64| ()), "{frames}");
             let is_sent = outcome.is_ok();
             assert_eq!((counters.packets(), counters.frames()), (is_sent.into(), frames));
             assert_eq!(counters.bytes(), 100 * frames);

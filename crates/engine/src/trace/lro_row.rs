@@ -1,7 +1,7 @@
 //! Lines of `lro.jsonl`: packets that left coalescing.
 
 use forebay_rx::Packet;
-use forebay_rx::coalesce::innermost;
+use forebay_rx::coalesce::inner_headers;
 use forebay_rx::parse::{Network, Transport, View};
 use serde::Serialize;
 
@@ -24,10 +24,11 @@ struct Lost<'a> {
 }
 
 /// Line of a packet merged of these frames, or of a packet of one frame. The latter may be a GSO
-/// packet of the device: its `gso_size` is set, and its checksum field has the pseudo-header sum.
+/// packet of the device: its `gso_size` is set, and its checksum field has the pseudo-header sum, or in a tunnel the complete
+/// one.
 pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {
     let bytes: Vec<_> = packet.fragments().flatten().copied().collect();
-    let inner = innermost(packet.frame.data(), packet.wire_len, &packet.headers);
+    let inner = inner_headers(packet);
     let view = match &inner {
         Some(inner) => View::new(packet.frame.data(), inner),
         None => packet.view(),
@@ -81,6 +82,7 @@ mod tests {
     use forebay_buf::{Pool, Region};
     use forebay_rx::packet::Arrival;
     use forebay_rx::parse::{Link, Verify, parse};
+    use forebay_testkit::packets::{in_one_frame, merged_vxlan, vxlan_payloads};
     use serde_json::{Value, json};
 
     use super::*;
@@ -136,6 +138,20 @@ mod tests {
         let arp = [&[0xff; 12][..], &[8, 6], &[0; 28]].concat();
         assert_eq!(told(&arp, Link::Ethernet), line_of(0, "", &arp));
         assert_eq!(told(&[], Link::Ethernet), line_of(0, "", &[]));
+    }
+
+    /// Merged VXLAN at its own port, at one that tells nothing, and at that of GENEVE.
+    #[test]
+    fn lro_t8_traced_lengths_are_inner_ones() {
+        let payloads = vxlan_payloads(4);
+        let (_, merged) = merged_vxlan(&payloads, Link::Ethernet);
+        for port in [4789, 5000, 6081u16] {
+            let mut packet = in_one_frame(&merged);
+            packet.frame.data_mut()[36..38].copy_from_slice(&port.to_be_bytes());
+            let told: Value = serde_json::from_str(&row(&packet, &[7])).unwrap();
+            let told = ["payload_len", "gso_size", "flags"].map(|name| told[name].clone());
+            assert_eq!(told, [json!(4 * 700), json!(700), json!("A")], "{port}");
+        }
     }
 
     #[test]

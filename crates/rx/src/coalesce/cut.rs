@@ -1,5 +1,7 @@
 //! Software segmentation of GSO packets.
 
+use std::fmt;
+
 use forebay_buf::Pool;
 
 use super::resegment::{ResegmentPlan, resegment};
@@ -19,19 +21,14 @@ use crate::parse::checksum::Sum;
 /// the headers of a copied tunnel were edited so that it is no longer recognized. `out` is unchanged
 /// then.
 pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(), Packet> {
-    let Shape::Gso(size) = packet.shape() else {
+    if !packet.is_gso() {
         resegment(packet, out);
         return Ok(());
-    };
-    let plan = ResegmentPlan::of(&packet, size);
-    if !plan.has_headers() {
-        // No headers can be made for the segments.
-        return Err(packet);
     }
+    let Some(mut cutter) = SegmentCutter::new(&packet) else { return Err(packet) };
     let first = out.len();
-    let mut payload = PieceReader::at(&packet.frame, packet.headers.payload_offset.into());
-    for number in 0..plan.segments() {
-        let Some(segment) = cut_out(number, &plan, &packet, &mut payload, pool) else {
+    while cutter.left() > 0 {
+        let Some(segment) = cutter.cut_next(pool) else {
             // All segments or none: a part of a packet would count as the whole.
             out.drain(first..).for_each(|segment| pool.put(segment.frame));
             return Err(packet);
@@ -40,6 +37,52 @@ pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(),
     }
     pool.put(packet.frame);
     Ok(())
+}
+
+/// Cuts a [GSO packet](Packet::is_gso) as [`cut()`] does, one segment at a time, for those who have less memory than all
+/// segments need.
+pub struct SegmentCutter<'a> {
+    whole: &'a Packet,
+    plan: ResegmentPlan,
+    /// Reader of the payload of the next segment.
+    payload: PieceReader<'a>,
+    /// Number of the next segment.
+    next: u32,
+}
+
+impl<'a> SegmentCutter<'a> {
+    /// Begins with the first segment. `None` if this is no GSO packet, or a copied tunnel whose headers were edited so that
+    /// it is no longer recognized.
+    #[must_use]
+    pub fn new(whole: &'a Packet) -> Option<Self> {
+        let Shape::Gso(size) = whole.shape() else { return None };
+        let plan = ResegmentPlan::of(whole, size);
+        let payload = PieceReader::at(&whole.frame, whole.headers.payload_offset.into());
+        // Without headers, none can be made for the segments.
+        plan.has_headers().then_some(Self { whole, plan, payload, next: 0 })
+    }
+
+    /// Number of segments still to be cut.
+    #[must_use]
+    pub fn left(&self) -> u32 {
+        self.plan.segments() - self.next
+    }
+
+    /// Cuts the next segment into a frame of `pool`. `None` if that has none, or nothing is left.
+    pub fn cut_next(&mut self, pool: &mut Pool) -> Option<Packet> {
+        if self.left() == 0 {
+            return None;
+        }
+        let segment = cut_out(self.next, &self.plan, self.whole, &mut self.payload, pool)?;
+        self.next += 1;
+        Some(segment)
+    }
+}
+
+impl fmt::Debug for SegmentCutter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SegmentCutter({} of {:?})", self.next, self.whole)
+    }
 }
 
 /// Segment of this number, with the next payload, which is summed while it is copied.

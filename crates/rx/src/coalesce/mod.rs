@@ -35,7 +35,7 @@ pub mod gso; //   segmentation by a device, or by the kernel behind a TUN
 use std::sync::Arc;
 
 use candidate::{Candidate, examine};
-pub use cut::cut;
+pub use cut::{SegmentCutter, cut};
 use held::{HeldPacket, MergeRules};
 pub use held::{TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX};
 pub use refusal::{FlushReason, MergeRefusal};
@@ -43,8 +43,9 @@ pub use resegment::resegment;
 pub use segments::{Segment, SegmentFragments, Segments};
 use table::{DescriptorPlace, Room, Table};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
-pub use tunnel::innermost;
+pub(crate) use tunnel::find_inner;
 use tunnel::{Opened, Tunnel, may_be_tunnel};
+pub use tunnel::{inner_headers, innermost};
 
 use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;

@@ -14,7 +14,7 @@ pub use indirection::{Indirection, RETA_ENTRIES};
 pub use keyed::{KEYED_KEY_BYTES, Keyed};
 pub use toeplitz::{KeyTooShort, Toeplitz};
 
-use crate::flow_key::{FlowKey, FlowKeyRules, WALKED_BYTES_MAX};
+use crate::flow_key::{FlowKey, FlowKeyRules, KeyRule, WALKED_BYTES_MAX};
 use crate::packet::Packet;
 use crate::parse::{Transport, View};
 
@@ -175,6 +175,20 @@ impl Hasher {
             return self.hash_of(&packet.view(), packet.wire_len, packet.hash);
         }
         let mut bytes = [0; WALKED_BYTES_MAX];
+        let key = self.key_of_pieces(packet, &mut bytes);
+        if !key.is_outermost() {
+            return self.hash_key(&key);
+        }
+        // The outermost headers are in the linear part, however far they reach.
+        if packet.hash.is_some() { packet.hash } else { self.hash_outermost(&packet.view()) }
+    }
+
+    /// Key of a nonlinear packet, whose first bytes are gathered in `bytes`.
+    fn key_of_pieces<'a>(
+        &self,
+        packet: &'a Packet,
+        bytes: &'a mut [u8; WALKED_BYTES_MAX],
+    ) -> FlowKey<'a> {
         let mut len = 0;
         for piece in packet.fragments() {
             let room = &mut bytes[len..];
@@ -183,12 +197,16 @@ impl Hasher {
             len += taken;
         }
         let view = View::new(&bytes[..len], &packet.headers);
-        let key = FlowKey::of(&view, packet.wire_len, &self.rules);
-        if !key.is_outermost() {
-            return self.hash_key(&key);
+        FlowKey::of(&view, packet.wire_len, &self.rules)
+    }
+
+    /// Rule that makes the key of a parsed packet.
+    #[cold]
+    pub(crate) fn rule_of(&self, packet: &Packet) -> KeyRule {
+        if packet.is_nonlinear() {
+            return self.key_of_pieces(packet, &mut [0; WALKED_BYTES_MAX]).rule;
         }
-        // The outermost headers are in the linear part, however far they reach.
-        if packet.hash.is_some() { packet.hash } else { self.hash_outermost(&packet.view()) }
+        FlowKey::of(&packet.view(), packet.wire_len, &self.rules).rule
     }
 
     /// Hash of a pair of addresses (4 + 4 or 16 + 16 bytes) and optionally a pair of ports, all in

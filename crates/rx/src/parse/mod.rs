@@ -31,6 +31,7 @@ pub(crate) use partial::complete_partial;
 pub use partial::{NoSuchField, complete_checksum};
 pub use view::View;
 
+use crate::coalesce::find_inner;
 use crate::nonlinear::bytes_in;
 use crate::packet::Packet;
 
@@ -218,17 +219,23 @@ pub fn parse_by_walk(
 
 /// Walks over the headers of a packet. Afterwards those of a [nonlinear](Packet::is_nonlinear) packet
 /// are in its own frame; if they are too long for that, the packet is copied into one frame of
-/// `pool`.
+/// `pool`. A packet that the source has marked as merged in a tunnel has the headers of one that was
+/// merged here.
 ///
 /// # Errors
 /// If the packet must be copied and there is no memory. Its headers are then known in part.
 #[inline]
 pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Result<(), NoMemory> {
+    let inner_end = packet.is_merged_tunnel().then_some(packet.headers.payload_offset);
     if packet.is_nonlinear() {
-        return pull::parse_packet(packet, verify, pool);
+        pull::parse_packet(packet, verify, pool)?;
+    } else {
+        let Packet { frame, headers, wire_len, device_sum, .. } = packet;
+        parse_into(headers, frame.data(), *wire_len, *device_sum, verify);
     }
-    let Packet { frame, headers, wire_len, device_sum, .. } = packet;
-    parse_into(headers, frame.data(), *wire_len, *device_sum, verify);
+    if let Some(headers_end) = inner_end {
+        find_inner(packet, headers_end);
+    }
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use super::ids::SlotId;
 use crate::cpu::CpuId;
 use crate::drop_reason::DropReason;
+use crate::flow_key::KeyRule;
 use crate::hash::FlowHash;
 use crate::steer_reason::SteerReason;
 
@@ -131,12 +132,14 @@ pub(super) struct FlowWatch {
     pub(super) flow: FlowHash,
     pub(super) slot: SlotId,
     pub(super) since_ns: u64,
+    /// Rule of the key of the watched flow's last packet that was no ICMP error, and the packet's time.
+    pub(super) rule: Option<(KeyRule, u64)>,
     flows: Vec<FlowHash>,
 }
 
 impl FlowWatch {
     pub(super) fn new(flow: FlowHash, slot: SlotId, since_ns: u64) -> Self {
-        Self { flow, slot, since_ns, flows: Vec::with_capacity(SHARERS_MAX) }
+        Self { flow, slot, since_ns, rule: None, flows: Vec::with_capacity(SHARERS_MAX) }
     }
 
     pub(super) fn see(&mut self, flow: FlowHash) {

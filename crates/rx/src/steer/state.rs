@@ -6,6 +6,7 @@ use super::ids::{HoldId, SlotId};
 use super::journal::{FlowWatch, Move, WATCHES_MAX};
 use crate::backlog::Backlogs;
 use crate::cpu::CpuId;
+use crate::flow_key::KeyRule;
 use crate::hash::FlowHash;
 use crate::steer_reason::SteerReason;
 
@@ -37,6 +38,9 @@ pub struct FlowState {
     ///
     /// [`SHARERS_MAX`]: super::SHARERS_MAX
     pub sharers: Vec<FlowHash>,
+    /// Rule that made the key of the flow's last packet since then, other than an ICMP error, and the packet's time: the
+    /// same addresses and ports may be those of an inner header.
+    pub rule: Option<(KeyRule, u64)>,
     /// Remembered moves of the slot, oldest first, as far as the flow that began the move still
     /// belongs to the slot.
     pub moves: Vec<Move>,
@@ -110,6 +114,21 @@ impl Steering {
         watches.for_each(|watch| watch.see(flow));
     }
 
+    /// True if the flow is watched.
+    #[inline]
+    pub(crate) fn is_watched(&self, flow: FlowHash) -> bool {
+        !self.watches.is_empty() && self.watches.iter().any(|watch| watch.flow == flow)
+    }
+
+    /// Records the rule that made the key of a packet of a watched flow. An error has the key of the flow that it quotes.
+    #[cold]
+    pub(crate) fn note_rule(&mut self, flow: FlowHash, rule: KeyRule, now_ns: u64) {
+        let watch = self.watches.iter_mut().find(|watch| watch.flow == flow);
+        if let Some(watch) = watch.filter(|_| rule != KeyRule::Icmp) {
+            watch.rule = Some((rule, now_ns));
+        }
+    }
+
     /// Restarts all watches, because the slots of their flows have changed.
     pub(super) fn watch_anew(&mut self, now_ns: u64) {
         for watch in &mut self.watches {
@@ -145,6 +164,7 @@ impl Steering {
             last_flow: at.last_flow,
             watched_since_ns: watch.map(|watch| watch.since_ns),
             sharers: watch.map_or_else(Vec::new, |watch| watch.flows().to_vec()),
+            rule: watch.and_then(|watch| watch.rule),
             moves: moves.copied().collect(),
         }
     }

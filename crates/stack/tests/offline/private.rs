@@ -298,3 +298,77 @@ fn lro_t5_unknown_tunnels_drop_by_frame() {
     assert_eq!(host.counters.drops.get(NetworkDrop::IpNoproto), 3);
     assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
 }
+
+/// Tunnel of `count` small datagrams that came whole, and the place of their UDP headers.
+fn merged_by_kernel(host: &mut Host, is_vxlan: bool, count: u16) -> Packet {
+    let builder = PacketBuilder::ethernet2([6; 6], [8; 6]);
+    let mut inner = Vec::new();
+    let payload = vec![3; usize::from(count) * 8];
+    builder.ipv4([10, 1, 0, 1], [10, 1, 0, 2], 64).udp(7, 9).write(&mut inner, &payload).unwrap();
+    let mut bytes = Vec::new();
+    let csum_start = if is_vxlan {
+        let payload = [&[8, 0, 0, 0, 0, 0, 7, 0], &inner[..]].concat();
+        ethernet().udp(50_000, VXLAN_PORT).write(&mut bytes, &payload).unwrap();
+        84
+    } else {
+        ethernet().write(&mut bytes, etherparse::ip_number::IPV4, &inner[14..]).unwrap();
+        54
+    };
+    let told = VirtioNetHdr {
+        flags: NEEDS_CSUM,
+        gso_type: GSO_UDP_L4,
+        hdr_len: csum_start + 8,
+        gso_size: 8,
+        csum_start,
+        csum_offset: 6,
+    };
+    let mut packet = host.received(&bytes, 1, Lies::InOneFrame);
+    told.carry_into(&mut packet).unwrap();
+    parse_packet(&mut packet, Verify::Checksums, &mut host.heads).unwrap();
+    assert!(packet.is_gso() && packet.is_merged_tunnel());
+    packet
+}
+
+/// The frames of its first segments are free again before the last ones are cut.
+#[test]
+fn lro_t8_whole_tunnels_need_few_frames() {
+    for (is_vxlan, reason) in [(true, NetworkDrop::SocketRcvbuff), (false, NetworkDrop::IpNoproto)]
+    {
+        let mut host = Host::bound(VXLAN_PORT, 140);
+        host.consumer.account().set_rcvbuf(200_000);
+        let mut packets = vec![merged_by_kernel(&mut host, is_vxlan, 300)];
+        let mut batch = Batch {
+            cpu: CpuId(0),
+            rx_queue: RxQueue(0),
+            packets: &mut packets,
+            notes: &[],
+            pool: &mut host.pool,
+        };
+        host.stack.handle(&mut batch);
+        let drops = &host.counters.drops;
+        let (dropped, total) = (drops.get(reason), drops.total());
+        let seen = host.seen().0.len() as u64;
+        assert_eq!((dropped, total), (300 - seen, 300 - seen));
+        assert_eq!(seen > 0, is_vxlan);
+        assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
+    }
+}
+
+/// Segments without a frame are counted.
+#[test]
+fn lro_t8_segments_without_memory_are_counted() {
+    let mut host = Host::bound(VXLAN_PORT, 20);
+    let mut packets = vec![merged_by_kernel(&mut host, true, 50)];
+    let mut batch = Batch {
+        cpu: CpuId(0),
+        rx_queue: RxQueue(0),
+        packets: &mut packets,
+        notes: &[],
+        pool: &mut host.pool,
+    };
+    host.stack.handle(&mut batch);
+    let seen = host.seen().0.len() as u64;
+    assert!(seen > 0);
+    assert_eq!(host.counters.drops.get(NetworkDrop::Nomem), 50 - seen);
+    assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
+}

@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::{Child, Stdio};
 
+use etherparse::IpNumber;
+
 use super::*;
 
 /// A block of a little-endian pcapng capture.
@@ -270,5 +272,68 @@ fn promise_3_deferred_polls_delay_no_change() {
         assert_eq!(run.code, Some(0), "{}", run.told);
         let report: Value = serde_json::from_str(&run.stdout).unwrap();
         assert_eq!(report["delivered"], if is_asked { 2 } else { 4 });
+    }
+}
+
+/// One name for a flow inside a tunnel and outside: its last packets tell, other than errors about it.
+#[test]
+fn flk_7_explained_rule_is_of_last_packet() {
+    let dir = WorkDir::new();
+    let datagram = |number: u8| {
+        let mut bytes = Vec::new();
+        let builder =
+            PacketBuilder::ipv4([192, 168, 0, number], [192, 168, 0, 9], 64).udp(1000, 53);
+        builder.write(&mut bytes, b"question").unwrap();
+        bytes
+    };
+    let framed = |protocol: Option<u8>, packet: &[u8]| {
+        let mut bytes = Vec::new();
+        let builder = PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+        match protocol {
+            None => bytes.extend([&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0], packet].concat()),
+            Some(protocol) => builder
+                .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
+                .write(&mut bytes, IpNumber(protocol), packet)
+                .unwrap(),
+        }
+        bytes
+    };
+    // IP in IP, and GRE.
+    let (tunnelled, in_gre) = (
+        |number| framed(Some(4), &datagram(number)),
+        |number| framed(Some(47), &[&[0, 0, 8, 0], &datagram(number)[..]].concat()),
+    );
+    // It was sent by the other end: addresses and ports are reversed.
+    let mut sent = Vec::new();
+    let builder = PacketBuilder::ipv4([192, 168, 0, 9], [192, 168, 0, 1], 64).udp(53, 1000);
+    builder.write(&mut sent, b"answer").unwrap();
+    let error = framed(Some(1), &[&[3, 3, 0, 0, 0, 0, 0, 0], &sent[..]].concat());
+    let frames = [
+        tunnelled(1),
+        error,
+        framed(None, &datagram(2)),
+        in_gre(3),
+        in_gre(4),
+        framed(None, &datagram(4)),
+    ];
+    let packets = frames.iter().map(|frame| packet(0, frame));
+    let blocks: Vec<_> = [interface(1)].into_iter().chain(packets).collect();
+    write_pcapng(&dir, "m.pcapng", &blocks);
+    let flows = (1..=5).map(|number| format!(" --explain 192.168.0.{number}:1000,192.168.0.9:53"));
+    let args = format!("m.pcapng --cpus 1 --deterministic{}", flows.collect::<String>());
+    let report = dir.report(&format!("{args} --trace t --trace-parse"));
+    let rules: Vec<_> = report["explain"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|told| (told["rule"].as_str().unwrap(), told["rule_in_tunnel"].as_str()))
+        .collect();
+    let recorded = ["inner", "outer", "inner", "outer"].map(|rule| (rule, None));
+    assert_eq!(rules, [&recorded[..], &[("outer", Some("inner"))]].concat());
+    let traced = dir.column("t/flowkey.csv", "rule");
+    assert_eq!(traced, ["inner", "icmp", "outer", "inner", "inner", "outer"]);
+    let told = dir.run(&format!("replay {args}")).stdout;
+    for words in ["key:   inner (flow_key=auto)", "key:   outer, or inner in a tunnel (flow_key"] {
+        assert!(told.contains(words), "{words}: {told}");
     }
 }

@@ -18,7 +18,7 @@ use forebay_sys::Error;
 use forebay_sys::interface::Interface;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
 use forebay_testkit::namespaces::command;
-use forebay_testkit::packets::{merged_vxlan, vxlan_payloads};
+use forebay_testkit::packets::{in_one_frame, merged_vxlan, vxlan_payloads};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::UdpGsoSegment;
 
@@ -229,23 +229,28 @@ fn too_long() {
     });
 }
 
+/// Merged here, and by the kernel before.
 fn merged_tunnels() {
     let path = Path::new();
     let receiver = path.right.run(|| UdpSocket::bind("10.9.0.2:4789").unwrap());
-    let payloads = vxlan_payloads(20);
-    let (_, merged) = merged_vxlan(&payloads, Link::Ethernet);
-    let mut packets = vec![merged];
-    let sent = path.middle.run(|| {
-        let mut sink = PacketSink::open(&Interface::named("pkn").unwrap()).unwrap();
-        sink.send(&mut packets).unwrap();
-        (sink.counters().packets(), sink.counters().frames(), sink.counters().dropped_in_all())
-    });
-    assert_eq!(sent, (1, 20, 0));
     receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let mut received = [0; 2000];
-    for payload in &payloads {
-        let got = receiver.recv(&mut received).unwrap();
-        assert!(received[..got] == payload[..], "{got} bytes");
+    for is_whole in [false, true] {
+        let payloads = vxlan_payloads(70);
+        let (_, merged) = merged_vxlan(&payloads, Link::Ethernet);
+        let mut packets = vec![if is_whole { in_one_frame(&merged) } else { merged }];
+        let sent = path.middle.run(|| {
+            let mut sink = PacketSink::open(&Interface::named("pkn").unwrap()).unwrap();
+            sink.send(&mut packets).unwrap();
+            let counters = sink.counters();
+            (counters.packets(), counters.frames(), counters.dropped_in_all())
+        });
+        assert_eq!(sent, (1, 70, 0), "{is_whole}");
+        let mut received = [0; 2000];
+        for payload in &payloads {
+            let got = receiver.recv(&mut received).unwrap();
+            assert!(received[..got] == payload[..], "{is_whole}: {got} bytes");
+        }
+        assert_eq!(packets.len(), if is_whole { 1 } else { 70 }, "all come back");
     }
 }
 

@@ -10,7 +10,7 @@ use forebay_rx::parse::Link;
 use forebay_rx::sink::{SendDrop, Sink};
 use forebay_sys::tun::{Attach, TunQueue};
 use forebay_testkit::namespaces::{command, ip};
-use forebay_testkit::packets::{merge, merged_vxlan, vxlan_payloads};
+use forebay_testkit::packets::{in_one_frame, merge, merged_vxlan, vxlan_payloads};
 
 use crate::tun::Test;
 use crate::tun::rig::Rig;
@@ -46,21 +46,24 @@ fn one_by_one() {
             let far = lladdr("tnfar", kind, 2);
             (far, UdpSocket::bind("10.9.0.2:4789").unwrap())
         });
-        let payloads = vxlan_payloads(20);
-        let (_, merged) = merged_vxlan(&payloads, link);
-        assert_eq!(merged.segment_count(), 20);
-        let (mut sink, mut packets) = (far.sink(), vec![merged]);
-        sink.send(&mut packets).unwrap();
         receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut received = [0; 2000];
-        for payload in &payloads {
-            let got = receiver.recv(&mut received).unwrap();
-            assert!(received[..got] == payload[..], "{got} bytes");
+        let payloads = vxlan_payloads(70);
+        let (_, merged) = merged_vxlan(&payloads, link);
+        assert_eq!(merged.segment_count(), 70);
+        // The kernel's own, and merged here.
+        for (packet, back) in [(in_one_frame(&merged), 1), (merged, 70)] {
+            let (mut sink, mut packets) = (far.sink(), vec![packet]);
+            sink.send(&mut packets).unwrap();
+            let mut received = [0; 2000];
+            for payload in &payloads {
+                let got = receiver.recv(&mut received).unwrap();
+                assert!(received[..got] == payload[..], "{got} bytes");
+            }
+            let counters = sink.counters();
+            assert_eq!((counters.packets(), counters.frames()), (1, 70));
+            assert_eq!(counters.dropped_in_all(), 0);
+            assert_eq!(packets.len(), back, "all come back");
         }
-        let counters = sink.counters();
-        assert_eq!((counters.packets(), counters.frames()), (1, 20));
-        assert_eq!(counters.dropped_in_all(), 0);
-        assert_eq!(packets.len(), 20, "all come back");
     }
 }
 

@@ -7,16 +7,19 @@ use forebay_buf::Frame;
 
 use super::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr,
+    gso_type_of,
 };
 use crate::coalesce::candidate::are_shared;
 use crate::coalesce::header::{HeaderBytes, pseudo_sum};
+use crate::coalesce::tunnel::Tunnel;
 use crate::coalesce::wire::IPV6_BYTES;
+use crate::nonlinear::sum_in;
 use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
-use crate::parse::Transport::{Icmp, Other, Tcp, Tunnel, Udp};
+use crate::parse::Transport::{self, Icmp, Other, Tcp, Udp};
 use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
-use crate::parse::pull::{Reach, parse_pulling, pull_to};
+use crate::parse::pull::{Reach, parse_pulling, pull_all, pull_to};
 use crate::parse::{
     Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Network, Verify, is_plain, parse,
 };
@@ -89,8 +92,9 @@ impl VirtioNetHdr {
     /// A packet to be segmented gets its [segment size](Packet::gso_size); its checksum field then
     /// holds the pseudo header's sum, and it counts as verified, because it has no full sum yet. If
     /// `gso_size` leaves one segment, there is nothing to segment, as in the kernel's
-    /// `virtio_net_hdr_to_skb`. A packet to be segmented inside a tunnel stays one large packet
-    /// here, and its inner and outer checksums are completed. So does one behind a link header that
+    /// `virtio_net_hdr_to_skb`. One to be segmented inside a tunnel has all its checksums completed,
+    /// and is marked as [merged in it](Packet::is_merged_tunnel). If this is a tunnel of a kind that
+    /// is not merged here, the packet stays one large packet. So does one behind a link header that
     /// is not known, and TCP with headers that could differ by segment, with one checksum.
     ///
     /// # Errors
@@ -102,7 +106,11 @@ impl VirtioNetHdr {
         }
         match self.shape(packet)? {
             CarriedShape::Whole(headers) => self.carry_whole(&headers, packet),
-            CarriedShape::Tunnel(headers) => {
+            CarriedShape::Tunnel(tunnel, inner) => {
+                complete_inner(packet, &inner);
+                self.carry_tunnel(&tunnel, &inner, packet);
+            }
+            CarriedShape::UnknownTunnel(headers) => {
                 self.complete(packet)?;
                 complete_outer(&headers, packet);
             }
@@ -124,6 +132,18 @@ impl VirtioNetHdr {
         packet.headers.l4_checksum = Checksum::Good;
         let mut bytes = HeaderBytes::new(packet.frame.data_mut(), headers);
         bytes.set_partial_checksum(headers.payload_len.into());
+    }
+
+    /// Marks a packet whose inner checksum is complete, and completes those outside.
+    fn carry_tunnel(self, tunnel: &Tunnel, inner: &Headers, packet: &mut Packet) {
+        packet.set_gso_size(self.gso_size);
+        packet.headers.transport = Transport::Tunnel;
+        packet.headers.payload_offset = inner.payload_offset;
+        packet.device_sum = None;
+        tunnel.rewrite(packet.frame.data_mut(), inner, inner.payload_len.into(), None);
+        if tunnel.has_udp_checksum() {
+            packet.headers.l4_checksum = Checksum::Good;
+        }
     }
 
     /// Completes the checksum of a packet of one segment.
@@ -165,9 +185,12 @@ impl VirtioNetHdr {
         }
         let headers = look(packet)?;
         if self.tells_of_inner(&headers) {
-            return Ok(CarriedShape::Tunnel(headers));
+            return self.tunnel_shape(packet, headers);
         }
         let is_partial = self.flags & NEEDS_CSUM != 0;
+        if !is_partial && let Some(list) = self.list_in_tunnel(packet, &headers) {
+            return Ok(list);
+        }
         let can_be_cut = can_be_cut(&packet.frame, &headers);
         // Datagrams in one would be another datagram.
         let can_stay = can_be_cut || is_partial && headers.transport == Tcp;
@@ -192,13 +215,73 @@ impl VirtioNetHdr {
         Ok(if is_cut { CarriedShape::Whole(headers) } else { CarriedShape::Segment })
     }
 
+    /// Kind of a packet in a tunnel, or behind a link header that is not known.
+    fn tunnel_shape(
+        self,
+        packet: &mut Packet,
+        headers: Headers,
+    ) -> Result<CarriedShape, InvalidVnetHeader> {
+        pull_headers(packet);
+        let end = self.headers_end(packet.frame.data());
+        let found = end.and_then(|end| Tunnel::ending_at(packet, &headers, end));
+        let found = found.filter(|(_, inner)| {
+            let place = (inner.transport_offset, csum_offset(inner.transport));
+            place == (self.csum_start, Some(self.csum_offset)) && self.fits_inner(packet, inner)
+        });
+        match found {
+            Some((_, inner)) if inner.payload_len <= self.gso_size => {
+                Ok(CarriedShape::UnknownTunnel(headers))
+            }
+            Some((_, inner)) if inner.payload_len.div_ceil(self.gso_size) > GSO_SEGMENTS_MAX => {
+                Err(InvalidVnetHeader::Size)
+            }
+            Some((tunnel, inner)) => Ok(CarriedShape::Tunnel(tunnel, inner)),
+            // Datagrams in one would be another datagram.
+            None if self.gso_type == GSO_UDP_L4 => Err(InvalidVnetHeader::Headers),
+            None => Ok(CarriedShape::UnknownTunnel(headers)),
+        }
+    }
+
+    /// End of the headers whose checksum this header is about.
+    fn headers_end(self, bytes: &[u8]) -> Option<u16> {
+        let len = if self.gso_type == GSO_UDP_L4 {
+            8
+        } else {
+            (bytes.get(usize::from(self.csum_start) + 12)? >> 4) * 4
+        };
+        self.csum_start.checked_add(len.into())
+    }
+
+    /// Packet that the kernel has merged as a list inside IP or GRE: the inner checksum is still that of the first segment.
+    fn list_in_tunnel(self, packet: &mut Packet, headers: &Headers) -> Option<CarriedShape> {
+        if headers.transport != Other {
+            return None;
+        }
+        pull_headers(packet);
+        let (tunnel, inner) = Tunnel::of_parsed(packet, headers)?;
+        let is_list = self.fits_inner(packet, &inner)
+            && inner.payload_len > self.gso_size
+            && inner.payload_len.div_ceil(self.gso_size) <= GSO_SEGMENTS_MAX
+            && (inner.transport == Tcp || is_list(packet, &inner, self.gso_size));
+        is_list.then_some(CarriedShape::Tunnel(tunnel, inner))
+    }
+
+    /// True if this header is about a packet with these inner headers, and suits segments of it.
+    fn fits_inner(self, packet: &Packet, inner: &Headers) -> bool {
+        let bytes = packet.frame.data();
+        let network = inner.network_offset.into()..inner.transport_offset.into();
+        let is_kind = gso_type_of(inner, bytes) & !GSO_ECN == self.gso_type & !GSO_ECN;
+        is_kind
+            && usize::from(inner.payload_offset) <= bytes.len()
+            && is_sound(&packet.frame, inner)
+            && bytes.get(network).is_some_and(|header| is_plain_network(inner.network, header))
+    }
+
     /// True if the checksum is behind the headers of a tunnel, or behind a link header that is not
     /// known: another IP header is in between. The header itself has no field that marks tunnels.
     fn tells_of_inner(self, headers: &Headers) -> bool {
         let outer_end = match (headers.network, headers.transport) {
-            (_, Tcp | Icmp | Tunnel) => return false,
-            // Datagrams in one would be another datagram.
-            (Network::Other, _) if self.gso_type == GSO_UDP_L4 => return false,
+            (_, Tcp | Icmp | Transport::Tunnel) => return false,
             (Network::Other, _) => u16::from(headers.network_offset),
             (_, Udp) => headers.payload_offset,
             (_, Other) => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
@@ -221,6 +304,13 @@ fn look(packet: &mut Packet) -> Result<Headers, InvalidVnetHeader> {
         (headers, Reach::Held) => Ok(headers),
         // No packet to be segmented has headers so long.
         (_, Reach::Beyond) => Err(InvalidVnetHeader::Headers),
+    }
+}
+
+/// Pulls headers that continue in pieces into the frame, as far as there is room.
+fn pull_headers(packet: &mut Packet) {
+    if packet.is_nonlinear() {
+        let _ = pull_all(&mut packet.frame);
     }
 }
 
@@ -253,12 +343,23 @@ fn is_list(packet: &Packet, headers: &Headers, gso_size: u16) -> bool {
     judge(sum) == Checksum::Good
 }
 
+/// Completes the inner checksum of a packet merged in a tunnel. The value of the field is ignored, as of a packet without
+/// tunnel; in a list it is that of the first segment.
+fn complete_inner(packet: &mut Packet, inner: &Headers) {
+    let start = usize::from(inner.payload_offset);
+    let payload = sum_in(&packet.frame, start..start + usize::from(inner.payload_len));
+    let mut bytes = HeaderBytes::new(packet.frame.data_mut(), inner);
+    bytes.set_checksum(inner.payload_len.into(), payload);
+}
+
 /// Treatment of a packet.
 enum CarriedShape {
     /// Several segments, behind these headers.
     Whole(Headers),
-    /// Several segments, behind a tunnel's headers.
-    Tunnel(Headers),
+    /// Several segments in a tunnel, with these inner headers.
+    Tunnel(Tunnel, Headers),
+    /// Several segments behind these headers, and others that are not known: one packet here.
+    UnknownTunnel(Headers),
     /// One wire packet.
     Segment,
 }
@@ -301,11 +402,15 @@ fn can_be_cut(frame: &Frame, headers: &Headers) -> bool {
     else {
         return false;
     };
-    let is_plain_network = match (headers.network, header) {
+    is_plain(link_header) && is_plain_network(headers.network, header)
+}
+
+/// True if segments of any length can share the IP header and its extensions.
+fn is_plain_network(network: Network, header: &[u8]) -> bool {
+    match (network, header) {
         (Ipv6, &[_, _, _, _, _, _, next, ..]) => {
             header.get(IPV6_BYTES..).is_some_and(|extensions| are_shared(next, extensions))
         }
         _ => true,
-    };
-    is_plain(link_header) && is_plain_network
+    }
 }

@@ -26,7 +26,7 @@ use layers::LayerKind;
 pub(super) use layers::{OuterLayers, TUNNEL_HEADER_BYTES_MAX};
 pub(super) use open::{Opened, open};
 pub(super) use rewrite::OuterIds;
-use walk::{walk, walk_merged};
+use walk::{walk, walk_merged, walk_to};
 
 use super::refusal::MergeRefusal;
 use super::resegment::second_header;
@@ -75,6 +75,16 @@ pub fn innermost(bytes: &[u8], wire_len: u32, headers: &Headers) -> Option<Heade
     matches!(inner.transport, Transport::Tcp | Transport::Udp).then_some(inner)
 }
 
+/// Inner TCP or UDP headers of a packet, merged or not, as of [`innermost`]. A packet known to be
+/// [merged in a tunnel](Packet::is_merged_tunnel) may have any port.
+#[must_use]
+pub fn inner_headers(packet: &Packet) -> Option<Headers> {
+    if packet.is_merged_tunnel() {
+        return Tunnel::of_merged(packet).map(|(_, inner)| inner);
+    }
+    innermost(packet.frame.data(), packet.wire_len, &packet.headers)
+}
+
 /// Source and destination address, by which held segments are found for a packet that has no flow
 /// hash of its own: a fragment.
 pub(super) fn addresses(packet: &Packet) -> Option<&[u8]> {
@@ -95,7 +105,47 @@ fn addresses_at(bytes: &[u8], network: Network, at: usize) -> Option<&[u8]> {
     }
 }
 
+/// Completes the headers of a packet that [came from the kernel](crate::Packet::is_gso) merged in a tunnel, after they
+/// have been parsed from the outermost one on. All of them end at `headers_end`.
+#[cold]
+pub(crate) fn find_inner(packet: &mut Packet, headers_end: u16) {
+    let mut outer = packet.headers;
+    if outer.transport == Transport::Tunnel {
+        // The source's marks, which parsing left.
+        (outer.transport, outer.payload_offset) = (Transport::Other, 0);
+    }
+    packet.headers = match Tunnel::ending_at(packet, &outer, headers_end) {
+        Some((tunnel, inner)) => tunnel.headers_of_whole(&inner),
+        None => {
+            packet.set_gso_size(0);
+            outer
+        }
+    };
+}
+
 impl Tunnel {
+    /// Tunnel of a packet by its bytes, with its inner headers; `None` if it is none, or one that is not merged.
+    pub(super) fn of_parsed(packet: &Packet, outer: &Headers) -> Option<(Self, Headers)> {
+        let (layers, inner) = walk(packet.frame.data(), packet.wire_len, outer).ok()??;
+        Some((Self { outer: *outer, layers }, inner))
+    }
+
+    /// Tunnel of a packet, at any port, if all headers up to the innermost end there.
+    pub(super) fn ending_at(
+        packet: &Packet,
+        outer: &Headers,
+        headers_end: u16,
+    ) -> Option<(Self, Headers)> {
+        let whole = (packet.frame.data(), packet.wire_len);
+        let (layers, inner) = walk_to(whole, outer, headers_end.into())?;
+        Some((Self { outer: *outer, layers }, inner))
+    }
+
+    /// True if an outer UDP header has a checksum.
+    pub(super) fn has_udp_checksum(&self) -> bool {
+        self.layers.has_udp_checksum()
+    }
+
     /// Tunnel of a merged packet, with its inner headers.
     ///
     /// Handlers may have edited the outer headers, including the ports by which tunnels over UDP are

@@ -67,6 +67,8 @@ struct Walk<'a> {
     is_inside: bool,
     /// End of all headers, if known. A UDP header that ends there is the innermost one.
     headers_end: Option<usize>,
+    /// Header assumed behind UDP, whatever its port.
+    behind_udp: Option<NextHeader>,
 }
 
 /// Outer layers and inner headers of a parsed packet, with offsets in the frame; `None` if it is
@@ -88,22 +90,46 @@ pub(super) fn walk(
     Ok((!walk.layers.is_empty()).then_some((walk.layers, inner)))
 }
 
+/// Outer layers and inner headers of a packet whose headers are known to end at `headers_end`. So a tunnel over UDP is
+/// recognized at any port: its headers must end there, too.
+pub(super) fn walk_to(
+    whole: (&[u8], u32),
+    outer: &Headers,
+    headers_end: usize,
+) -> Option<(OuterLayers, Headers)> {
+    walk_by(whole, whole, outer, headers_end)
+}
+
 /// Outer layers and inner headers of a merged packet. The layers are those of `second`, the headers
 /// of its second segment, which was `second_len` bytes long on the wire. The outer headers in `bytes`
 /// may have been edited, and do not select the layers.
 pub(super) fn walk_merged(
-    (bytes, wire_len): (&[u8], u32),
+    whole: (&[u8], u32),
     outer: &Headers,
-    (second, second_len): (&[u8], u32),
+    second: (&[u8], u32),
 ) -> Option<(OuterLayers, Headers)> {
-    let link = link_layer(second, outer.link);
+    walk_by(second, whole, outer, second.0.len())
+}
+
+/// Outer layers by the bytes of one packet, which may lack the end of the innermost header, and inner headers of another one.
+fn walk_by(
+    (bytes, wire_len): (&[u8], u32),
+    (whole, whole_len): (&[u8], u32),
+    outer: &Headers,
+    headers_end: usize,
+) -> Option<(OuterLayers, Headers)> {
+    let link = link_layer(bytes, outer.link);
     let next = link.ethertype.and_then(NextHeader::of_ethertype)?;
     let at = usize::from(link.network_offset);
-    let mut walk = Walk { headers_end: Some(second.len()), ..Walk::new(second, second_len, at) };
-    walk.step_inside(next, second.get(..at)?).ok()?;
-    let present = Walk::new(bytes, wire_len, walk.at);
-    let inner = present.innermost(outer.link).ok()?;
-    (!walk.layers.is_empty()).then_some((walk.layers, inner))
+    let link_header = bytes.get(..at)?;
+    [None].into_iter().chain(NextHeader::OVER_UDP.map(Some)).find_map(|behind_udp| {
+        let walk = Walk::new(bytes, wire_len, at);
+        let mut walk = Walk { headers_end: Some(headers_end), behind_udp, ..walk };
+        walk.step_inside(next, link_header).ok()?;
+        let inner = Walk::new(whole, whole_len, walk.at).innermost(outer.link).ok()?;
+        let is_it = !walk.layers.is_empty() && usize::from(inner.payload_offset) == headers_end;
+        is_it.then_some((walk.layers, inner))
+    })
 }
 
 /// Headers of the IP packet inside PPPoE, with offsets in the frame.
@@ -134,6 +160,9 @@ impl NextHeader {
         }
     }
 
+    /// Headers of tunnels over UDP.
+    const OVER_UDP: [Self; 3] = [Self::Vxlan, Self::Geneve, Self::VxlanGpe];
+
     fn of_port(port: u16) -> Option<Self> {
         Some(match port {
             PORT_VXLAN | PORT_VXLAN_LINUX => Self::Vxlan,
@@ -147,7 +176,9 @@ impl NextHeader {
 impl<'a> Walk<'a> {
     fn new(bytes: &'a [u8], wire_len: u32, at: usize) -> Self {
         let end = (wire_len as usize).max(bytes.len());
-        Self { bytes, end, at, layers: OuterLayers::default(), is_inside: false, headers_end: None }
+        let (headers_end, behind_udp) = (None, None);
+        let layers = OuterLayers::default();
+        Self { bytes, end, at, layers, is_inside: false, headers_end, behind_udp }
     }
 
     /// Walks to the innermost IP header. Terminates: each tunnel type except PPPoE is entered at
@@ -221,7 +252,9 @@ impl<'a> Walk<'a> {
             IPIP => Some(NextHeader::Ip(Network::Ipv4)),
             IPV6 => Some(NextHeader::Ip(Network::Ipv6)),
             GRE => Some(NextHeader::Gre),
-            UDP => self.port_behind(len).and_then(NextHeader::of_port),
+            UDP => self
+                .port_behind(len)
+                .and_then(|port| self.behind_udp.or_else(|| NextHeader::of_port(port))),
             _ => None,
         };
         let is_outer = next.is_some();

@@ -5,15 +5,21 @@ use forebay_rx::coalesce::gso::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
     InvalidVnetHeader, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr,
 };
+use forebay_rx::coalesce::{cut, innermost};
 use forebay_rx::packet::{Arrival, Packet};
-use forebay_rx::parse::{Checksum, DeviceSum, Transport, Verify, complete_checksum, parse_into};
+use forebay_rx::parse::{
+    Checksum, DeviceSum, Headers, Network, Transport, Verify, complete_checksum, parse, parse_into,
+    parse_packet,
+};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use crate::coalescing::device::shapes_and_more;
-use crate::coalescing::frames::{AFTER_IPV4, IP, Segment, Wire, tcp, udp};
+use crate::coalescing::frames::{AFTER_IPV4, IP, Segment, Wire, folded, tcp, udp, words};
 use crate::coalescing::refused::routed;
 use crate::coalescing::rig::{pool, received};
+use crate::coalescing::tunnel_frames::{Kind, Tunnelled, outside, tunnelled};
+use crate::coalescing::tunnels::everything;
 
 const FIELD: usize = AFTER_IPV4 + 16;
 
@@ -134,15 +140,18 @@ fn tunnel(inner: &Wire) -> Wire {
     Wire { vnet, ..outer }
 }
 
+/// Tunnels that are not merged here: one packet, with complete checksums.
 #[test]
-fn tunnelled_gso_packet_is_valid() {
+fn unknown_tunnels_gso_stays_whole() {
     let field = AFTER_IPV4 + 6;
     let good = tcp().sized(3000).wire();
     let inner = good.clone().partial(1000);
-    let partial = tunnel(&inner);
+    // No header of VXLAN.
+    let other = |wire: Wire| wire.edit(AFTER_IPV4 + 8, &[1]).resummed();
+    let expected = other(tunnel(&good));
+    let partial = Wire { vnet: tunnel(&inner).vnet, ..other(tunnel(&inner)) };
     let outer_partial = Wire { vnet: partial.vnet, ..partial.clone().partial(0) };
     let unsummed = partial.edit(field, &[0; 2]);
-    let expected = tunnel(&good);
     for (wire, expected, verdict) in [
         (outer_partial, expected.clone(), Checksum::Good),
         (unsummed, expected.edit(field, &[0; 2]), Checksum::Unknown),
@@ -153,6 +162,165 @@ fn tunnelled_gso_packet_is_valid() {
             assert_eq!(packet.frame.data(), expected.bytes);
             assert_eq!((judged(&mut packet), packet.gso_size()), (verdict, 0));
         }
+    }
+}
+
+/// Packet of `count` segments in a tunnel as the kernel's GRO makes it: without the inner checksum, and with the pseudo
+/// header's sum or none in UDP outside.
+pub(crate) fn merged_by_kernel(tunnel: &Tunnelled, count: usize) -> Wire {
+    let len = tunnel.inner.payload.len();
+    let whole = tunnel.clone().with(|it| it.inner = it.inner.clone().sized(len * count));
+    let usual =
+        whole.clone().with(|it| it.outside.iter_mut().for_each(|it| it.to_port = None)).wire();
+    let inner = innermost(&usual.bytes, usual.wire_len, &usual.headers()).unwrap();
+    let whole = whole.wire();
+    let (csum_offset, gso_type) = match (inner.transport, inner.network) {
+        (Transport::Udp, _) => (6, GSO_UDP_L4),
+        (_, Network::Ipv4) => (16, GSO_TCPV4),
+        _ => (16, GSO_TCPV6),
+    };
+    let csum_start = inner.transport_offset;
+    let sum = pseudo_header_sum(&whole.bytes, &inner).to_be_bytes();
+    let vnet = VirtioNetHdr {
+        flags: NEEDS_CSUM,
+        gso_type,
+        hdr_len: inner.payload_offset,
+        gso_size: u16::try_from(len).unwrap(),
+        csum_start,
+        csum_offset,
+    };
+    Wire { vnet: Some(vnet), ..whole.edit(usize::from(csum_start + csum_offset), &sum) }
+}
+
+/// Sum of the pseudo header, as the kernel leaves it in the checksum field.
+fn pseudo_header_sum(bytes: &[u8], headers: &Headers) -> u16 {
+    let (at, len) = match headers.network {
+        Network::Ipv4 => (12, 8),
+        _ => (8, 32),
+    };
+    let addresses = &bytes[usize::from(headers.network_offset) + at..][..len];
+    let segment_len = headers.payload_offset - headers.transport_offset + headers.payload_len;
+    folded(words(addresses) + u64::from(headers.protocol) + u64::from(segment_len))
+}
+
+#[test]
+fn lro_t8_kernels_tunnels_are_cut_exactly() {
+    // A tunnel device may have any port, also that of another kind.
+    let elsewhere = [5000, 4789, 8472, 4790, 6081].into_iter().flat_map(|port| {
+        everything().into_iter().map(move |(name, tunnel)| {
+            let tunnel = tunnel.with(|it| {
+                it.outside.iter_mut().for_each(|outside| outside.to_port = Some(port));
+            });
+            (format!("{name} at port {port}"), tunnel)
+        })
+    });
+    for (name, tunnel) in everything().into_iter().chain(elsewhere) {
+        check_cut(&name, &tunnel, &merged_by_kernel(&tunnel, 5));
+    }
+}
+
+/// Not every sender writes the pseudo header's sum.
+#[test]
+fn lro_t8_inner_sum_field_is_ignored() {
+    for (name, tunnel) in everything() {
+        let merged = merged_by_kernel(&tunnel, 5);
+        let vnet = merged.vnet.unwrap();
+        let wrong = merged.edit(usize::from(vnet.csum_start + vnet.csum_offset), &[1, 2]);
+        check_cut(&name, &tunnel, &wrong);
+    }
+}
+
+/// A packet of five segments has complete checksums, and is cut into them.
+fn check_cut(name: &str, tunnel: &Tunnelled, merged: &Wire) {
+    for verify in [Verify::Nothing, Verify::Checksums] {
+        let mut pool = pool(40);
+        let mut packet = filled(merged, verify);
+        merged.vnet.unwrap().carry_into(&mut packet).unwrap();
+        parse_packet(&mut packet, verify, &mut pool).unwrap();
+        assert!(packet.is_gso() && packet.is_merged_tunnel(), "{name}");
+        assert_eq!(packet.wire_count(), 5, "{name}");
+        let whole = tunnel.clone();
+        let len = whole.inner.payload.len();
+        let whole = whole.with(|it| it.inner = it.inner.clone().sized(5 * len)).wire();
+        assert_eq!(packet.frame.data(), whole.bytes, "{name}");
+        let mut segments = Vec::new();
+        cut(packet, &mut pool, &mut segments).unwrap();
+        let ours: Vec<_> = segments.iter().map(|it| it.frame.data().to_vec()).collect();
+        let sent: Vec<_> = tunnel.run(5).into_iter().map(|wire| wire.bytes).collect();
+        assert_eq!(ours, sent, "{name}");
+    }
+}
+
+/// Merged as a list, inside IP or GRE: no checksum is left to a device, and the inner one is that of the first segment.
+#[test]
+fn lro_t8_lists_in_tunnels_are_cut() {
+    let mut lists = 0;
+    for (name, tunnel) in everything() {
+        let merged = merged_by_kernel(&tunnel, 5);
+        let outer = parse(&merged.bytes, merged.wire_len, merged.link, Verify::Nothing);
+        if outer.transport != Transport::Other {
+            continue;
+        }
+        lists += 1;
+        let vnet = merged.vnet.unwrap();
+        let field = usize::from(vnet.csum_start + vnet.csum_offset);
+        let listed = VirtioNetHdr { flags: 0, csum_start: 0, csum_offset: 0, ..vnet };
+        let list = merged.edit(field, &tunnel.wire().bytes[field..][..2]);
+        let mut pool = pool(40);
+        let mut packet = filled(&list, Verify::Nothing);
+        listed.carry_into(&mut packet).unwrap();
+        parse_packet(&mut packet, Verify::Nothing, &mut pool).unwrap();
+        assert!(packet.is_gso() && packet.is_merged_tunnel(), "{name}");
+        let mut segments = Vec::new();
+        cut(packet, &mut pool, &mut segments).unwrap();
+        let ours: Vec<_> = segments.iter().map(|it| it.frame.data().to_vec()).collect();
+        let sent: Vec<_> = tunnel.run(5).into_iter().map(|wire| wire.bytes).collect();
+        assert_eq!(ours, sent, "{name}");
+        let is_udp = tunnel.inner.is_udp;
+        if is_udp {
+            let lie = Wire { vnet: Some(listed), ..list.edit(field, &[1, 2]) };
+            check_lie(&lie, InvalidVnetHeader::Headers, &name);
+        }
+    }
+    assert!(lists > 30, "{lists}");
+}
+
+/// A field of the header that is not about the packet inside, or datagrams that could not be told apart.
+#[test]
+fn lro_t8_other_tunnels_stay_whole_or_drop() {
+    let vxlan = |inner: Segment| tunnelled(outside(Kind::Vxlan { network: 7 }), inner);
+    let twice =
+        |inner| vxlan(inner).with(|it| it.outside = vec![outside(Kind::Ip), outside(Kind::Ip)]);
+    let change = |wire: Wire, change: Change| {
+        let mut vnet = wire.vnet.unwrap();
+        change(&mut vnet);
+        Wire { vnet: Some(vnet), ..wire }
+    };
+    let [tcp_in, udp_in] = [tcp(), udp()].map(|inner| merged_by_kernel(&vxlan(inner), 5));
+    let [tcp_deep, udp_deep] = [tcp(), udp()].map(|inner| {
+        let one = merged_by_kernel(&tunnelled(outside(Kind::Ip), inner.clone()), 5);
+        let mut vnet = one.vnet.unwrap();
+        vnet.csum_start += 20;
+        let len = inner.payload.len() * 5;
+        Wire { vnet: Some(vnet), ..twice(inner.sized(len)).wire() }
+    });
+    for (name, wire, expected) in [
+        ("as it is", tcp_in.clone(), Ok(100)),
+        ("of one segment", change(udp_in.clone(), |it| it.gso_size = 500), Ok(0)),
+        ("of another version", change(tcp_in.clone(), |it| it.gso_type = GSO_TCPV6), Ok(0)),
+        ("at another place", change(tcp_in, |it| it.csum_start -= 2), Ok(0)),
+        ("in two tunnels", tcp_deep, Ok(0)),
+        ("datagrams in two tunnels", udp_deep, Err(InvalidVnetHeader::Headers)),
+        (
+            "datagrams, as segments of another place",
+            change(udp_in, |it| it.csum_start -= 2),
+            Err(InvalidVnetHeader::Headers),
+        ),
+    ] {
+        let mut packet = filled(&wire, Verify::Checksums);
+        let carried = wire.vnet.unwrap().carry_into(&mut packet);
+        assert_eq!(carried.map(|()| packet.gso_size()), expected, "{name}");
+        assert_eq!(packet.is_merged_tunnel(), packet.gso_size() > 0, "{name}");
     }
 }
 
@@ -255,7 +423,8 @@ fn uncuttable_gso_packet_stays_whole() {
 fn gso_behind_other_links_stays_whole() {
     let len = u16::try_from(3000 + 40 + 2).unwrap().to_be_bytes();
     check_uncut("MPLS", &behind(&[0x88, 0x47, 0, 2, 1, 64]));
-    check_uncut("PPPoE", &behind(&[[0x88, 0x64], [0x11, 0], [0, 9], len, [0, 0x21]].concat()));
+    let lcp_like = [[0x88, 0x64], [0x11, 0], [0, 9], len, [0, 0x23]].concat();
+    check_uncut("PPPoE with another protocol", &behind(&lcp_like));
     let tags = [[0x81, 0, 0, 5], [0x81, 0, 0, 6], [0x81, 0, 0, 7]].concat();
     check_uncut("three tags", &behind(&[&tags[..], &[8, 0]].concat()));
 }

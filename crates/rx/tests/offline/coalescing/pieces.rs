@@ -21,11 +21,12 @@ use proptest::sample::{Index, select};
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::coalescing::carried::all_shapes;
+use crate::coalescing::carried::{all_shapes, merged_by_kernel};
 use crate::coalescing::frames::{Segment, Wire, tcp, udp};
 use crate::coalescing::laws::{Fate, Traffic, config, run};
 use crate::coalescing::partial::intake;
 use crate::coalescing::rig::{Frame, Rig, by_hash, pool, received, said_of, taken_apart};
+use crate::coalescing::tunnels::everything;
 
 const BLOCK_BYTES: u32 = 1 << 17;
 
@@ -265,6 +266,29 @@ fn single_buffer_payload_is_one_stretch() {
     let out = std::mem::take(&mut rig.out);
     assert_eq!(taken_apart(out), rig.fed);
     queue.check_all_is_home();
+}
+
+/// As much of a packet is in its frame as a device copies there.
+#[test]
+fn lro_t8_tunnels_in_pieces_are_cut() {
+    for (name, tunnel) in everything() {
+        let merged = merged_by_kernel(&tunnel, 3);
+        for head_len in [64, 128] {
+            let mut queue = Queue::new();
+            let split = Split { head_len, piece_lens: vec![1000] };
+            let mut packet = queue.received(&merged, Arrival(1), &split);
+            merged.vnet.unwrap().carry_into(&mut packet).unwrap();
+            parse_packet(&mut packet, Verify::Checksums, &mut queue.pool).unwrap();
+            assert!(packet.is_gso() && packet.is_merged_tunnel(), "{name} {head_len}");
+            let mut segments = Vec::new();
+            cut(packet, &mut queue.pool, &mut segments).unwrap();
+            let ours: Vec<_> = segments.iter().map(|it| it.frame.data().to_vec()).collect();
+            let sent: Vec<_> = tunnel.run(3).into_iter().map(|wire| wire.bytes).collect();
+            assert_eq!(ours, sent, "{name} {head_len}");
+            segments.into_iter().for_each(|segment| queue.pool.put(segment.frame));
+            queue.check_all_is_home();
+        }
+    }
 }
 
 /// Packet after its `virtio_net_hdr` was applied, parsed, described and cut.

@@ -40,6 +40,8 @@ pub(crate) struct Outside {
     /// A routing header without segments left is behind IPv6.
     pub(crate) is_routed: bool,
     pub(crate) port: u16,
+    /// Destination port, if it is not that of the tunnel.
+    pub(crate) to_port: Option<u16>,
     /// UDP's checksum is there.
     pub(crate) is_summed: bool,
     pub(crate) kind: Kind,
@@ -70,6 +72,7 @@ pub(crate) fn outside(kind: Kind) -> Outside {
         flow_label: 0x54321,
         is_routed: false,
         port: 50_000,
+        to_port: None,
         is_summed: false,
         kind,
     }
@@ -142,7 +145,7 @@ impl Outside {
 
     fn udp(&self, to: u16, payload: &[u8]) -> Vec<u8> {
         let len = u16::try_from(payload.len() + 8).unwrap();
-        let fields = [self.port, to, len, 0].map(u16::to_be_bytes).concat();
+        let fields = [self.port, self.to_port.unwrap_or(to), len, 0].map(u16::to_be_bytes).concat();
         let mut udp = [fields, payload.to_vec()].concat();
         if self.is_summed {
             let sum = words(&udp) + words(&self.addresses()) + 17 + u64::from(len);
