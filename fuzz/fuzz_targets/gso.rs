@@ -11,14 +11,12 @@ use std::collections::BTreeSet;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
 use forebay_rx::arrive::HEAD_BYTES;
-use forebay_rx::coalesce::cut;
 use forebay_rx::coalesce::gso::{
     GSO_SEGMENTS_MAX, InvalidVnetHeader, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe,
 };
+use forebay_rx::coalesce::{cut, inner_headers};
 use forebay_rx::packet::{Arrival, Packet};
-use forebay_rx::parse::{
-    Checksum, DeviceSum, Headers, Link, Verify, parse, parse_into, parse_packet,
-};
+use forebay_rx::parse::{Checksum, DeviceSum, Headers, Link, Verify, parse, parse_packet};
 use libfuzzer_sys::fuzz_target;
 
 use self::pieces::{HEADS, Shared};
@@ -51,9 +49,12 @@ fuzz_target!(|input: &[u8]| {
         pool.put(packet.frame);
     } else {
         carried(&vnet, bytes, &packet);
-        let Packet { frame, headers, wire_len, device_sum, .. } = &mut packet;
-        parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Checksums);
-        cut_and_checked(packet, &mut pool);
+        parse_packet(&mut packet, Verify::Checksums, &mut pool).expect("there is memory");
+        if packet.is_merged_tunnel() {
+            cut_in_tunnel_and_checked(packet, &mut pool);
+        } else {
+            cut_and_checked(packet, &mut pool);
+        }
     }
     if source & IS_IN_PIECES > 0 {
         pieces_fare_alike(source, vnet, bytes, &mut pool);
@@ -170,5 +171,32 @@ fn cut_and_checked(mut packet: Packet, pool: &mut Pool) {
         assert_eq!((afresh.l4_checksum, afresh.flaw), (Checksum::Good, None));
         assert_eq!(segment.headers, afresh);
         assert_eq!(Headers { payload_len: headers.payload_len, ..afresh }, headers);
+    }
+}
+
+/// As [`cut_and_checked`], inside a tunnel: each segment has the headers' length, its part of the payload, and valid checksums.
+fn cut_in_tunnel_and_checked(packet: Packet, pool: &mut Pool) {
+    let inner = inner_headers(&packet).expect("it is merged in a tunnel");
+    let (before, gso_size) = (packet.frame.data().to_vec(), usize::from(packet.gso_size()));
+    let (network, payload) = (usize::from(inner.network_offset), usize::from(inner.payload_offset));
+    let end = payload + usize::from(inner.payload_len);
+    let mut segments = Vec::new();
+    if let Err(packet) = cut(packet, pool, &mut segments) {
+        assert!(segments.is_empty());
+        assert_eq!(packet.frame.data(), before);
+        return;
+    }
+    let parts = before[payload..end].chunks(gso_size);
+    assert_eq!(segments.len(), parts.len());
+    assert!(segments.len() >= 2 && segments.len() <= GSO_SEGMENTS_MAX.into());
+    for (segment, part) in segments.iter().zip(parts) {
+        let bytes = segment.frame.data();
+        assert_eq!((&bytes[payload..], bytes.len()), (part, segment.wire_len as usize));
+        let outer = parse(bytes, segment.wire_len, inner.link, Verify::Checksums);
+        assert!(outer.flaw.is_none() && outer.l4_checksum != Checksum::Bad, "{outer:?}");
+        let inside = &bytes[network..];
+        let inside_len = u32::try_from(inside.len()).expect("a frame's length");
+        let afresh = parse(inside, inside_len, Link::Ip, Verify::Checksums);
+        assert_eq!((afresh.l4_checksum, afresh.flaw), (Checksum::Good, None));
     }
 }
