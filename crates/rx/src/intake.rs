@@ -187,6 +187,9 @@ impl Intake {
         self.rehash(&mut burst.packets);
         self.release_line();
         self.release_holds();
+        if self.steering.has_watches() {
+            self.note_rules(&burst.packets);
+        }
         self.steer(&mut burst.packets);
         self.count_steering();
         self.backlogs.publish(now_ns)
@@ -444,14 +447,22 @@ impl Intake {
         }
     }
 
+    /// Records the rules that made the keys of watched flows.
+    #[cold]
+    fn note_rules(&mut self, packets: &[Packet]) {
+        for packet in packets.iter().filter(|packet| packet.hash.is_some()) {
+            if self.steering.is_watched(packet.hash) {
+                let rule = self.hasher.rule_of(packet);
+                self.steering.note_rule(packet.hash, rule, self.now_ns);
+            }
+        }
+    }
+
     /// Returns the packet's position on the backlog, unless it was dropped.
     fn enqueue(&mut self, packet: Packet, target: Target) -> Option<Position> {
         let (flow, arrival, segments) = (packet.hash, packet.arrival, packet.segment_count());
         if !flow.is_some() {
             self.counters.unsteered.add(1);
-        }
-        if self.steering.is_watched(flow) {
-            self.steering.note_rule(flow, self.hasher.rule_of(&packet), self.now_ns);
         }
         let (epoch, enqueued_ns, steering) = (self.epoch, self.now_ns, &self.steering);
         let note = |position| Note {

@@ -114,14 +114,17 @@ impl Steering {
         watches.for_each(|watch| watch.see(flow));
     }
 
+    /// True if any flow is watched.
+    pub(crate) fn has_watches(&self) -> bool {
+        !self.watches.is_empty()
+    }
+
     /// True if the flow is watched.
-    #[inline]
     pub(crate) fn is_watched(&self, flow: FlowHash) -> bool {
-        !self.watches.is_empty() && self.watches.iter().any(|watch| watch.flow == flow)
+        self.watches.iter().any(|watch| watch.flow == flow)
     }
 
     /// Records the rule that made the key of a packet of a watched flow. An error has the key of the flow that it quotes.
-    #[cold]
     pub(crate) fn note_rule(&mut self, flow: FlowHash, rule: KeyRule, now_ns: u64) {
         let watch = self.watches.iter_mut().find(|watch| watch.flow == flow);
         if let Some(watch) = watch.filter(|_| rule != KeyRule::Icmp) {
