@@ -137,15 +137,15 @@ impl Tcp {
         out: &mut TcpOut<'_>,
         act: impl FnOnce(&mut Connection, &mut Context<'_>) -> Result<usize, TcpError>,
     ) -> Result<usize, TcpError> {
-        if matches!(self.entry_mut(socket)?.kind, Kind::Idle(_))
-            && let Some(error) = self.take_error(socket)?
-        {
-            return Err(error);
+        if let Kind::Idle(idle) = &self.entry(socket)?.kind {
+            let is_shut = idle.shut.receive;
+            return match self.take_error(socket)? {
+                Some(error) => Err(error),
+                None if is_shut => Ok(0),
+                None => Err(TcpError::NotConnected),
+            };
         }
-        match &self.entry(socket)?.kind {
-            Kind::Idle(idle) if idle.shut.receive => Ok(0),
-            _ => self.call(socket, out, act)?,
-        }
+        self.call(socket, out, act)?
     }
 
     /// Calls a connection.
