@@ -450,11 +450,8 @@ impl Intake {
     /// Records the rules that made the keys of watched flows.
     #[cold]
     fn note_rules(&mut self, packets: &[Packet]) {
-        for packet in packets.iter().filter(|packet| packet.hash.is_some()) {
-            if self.steering.is_watched(packet.hash) {
-                let rule = self.hasher.rule_of(packet);
-                self.steering.note_rule(packet.hash, rule, self.now_ns);
-            }
+        for packet in packets {
+            self.steering.note_rule(packet.hash, self.now_ns, || self.hasher.rule_of(packet));
         }
     }
 

@@ -119,16 +119,17 @@ impl Steering {
         !self.watches.is_empty()
     }
 
-    /// True if the flow is watched.
-    pub(crate) fn is_watched(&self, flow: FlowHash) -> bool {
-        self.watches.iter().any(|watch| watch.flow == flow)
-    }
-
-    /// Records the rule that made the key of a packet of a watched flow. An error has the key of the flow that it quotes.
-    pub(crate) fn note_rule(&mut self, flow: FlowHash, rule: KeyRule, now_ns: u64) {
-        let watch = self.watches.iter_mut().find(|watch| watch.flow == flow);
-        if let Some(watch) = watch.filter(|_| rule != KeyRule::Icmp) {
-            watch.rule = Some((rule, now_ns));
+    /// Records the rule that made the key of a packet, if its flow is watched. An ICMP error has the key of the flow that it
+    /// quotes, and is passed over.
+    pub(crate) fn note_rule(
+        &mut self,
+        flow: FlowHash,
+        now_ns: u64,
+        rule: impl FnOnce() -> KeyRule,
+    ) {
+        if let Some(watch) = self.watches.iter_mut().find(|watch| watch.flow == flow) {
+            let rule = Some(rule()).filter(|rule| *rule != KeyRule::Icmp);
+            watch.rule = rule.map(|rule| (rule, now_ns)).or(watch.rule);
         }
     }
 

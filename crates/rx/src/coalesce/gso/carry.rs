@@ -12,7 +12,7 @@ use super::{
 use crate::coalesce::candidate::are_shared;
 use crate::coalesce::header::{HeaderBytes, pseudo_sum};
 use crate::coalesce::tunnel::Tunnel;
-use crate::coalesce::wire::IPV6_BYTES;
+use crate::coalesce::wire::{IPV6_BYTES, UDP_BYTES};
 use crate::nonlinear::sum_in;
 use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
@@ -30,8 +30,8 @@ const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
 /// Offset of the checksum in SCTP (RFC 9260): a CRC of four bytes, not the Internet checksum.
 const SCTP_CSUM_OFFSET: u16 = 8;
 
-/// Length of a UDP header (RFC 768).
-const UDP_BYTES: usize = 8;
+/// Offset of the header's length in TCP (RFC 9293, "data offset").
+const TCP_DATA_OFFSET_AT: usize = 12;
 
 /// Maximum number of segments of a packet: the longest packet by the kernel's smallest `gso_size`
 /// (`TCP_MIN_GSO_SIZE`).
@@ -244,12 +244,12 @@ impl VirtioNetHdr {
 
     /// End of the headers whose checksum this header is about.
     fn headers_end(self, bytes: &[u8]) -> Option<u16> {
-        let len = if self.gso_type == GSO_UDP_L4 {
-            8
-        } else {
-            (bytes.get(usize::from(self.csum_start) + 12)? >> 4) * 4
+        let start = usize::from(self.csum_start);
+        let len_bytes = match self.gso_type {
+            GSO_UDP_L4 => UDP_BYTES,
+            _ => usize::from(bytes.get(start + TCP_DATA_OFFSET_AT)? >> 4) * 4,
         };
-        self.csum_start.checked_add(len.into())
+        u16::try_from(start + len_bytes).ok()
     }
 
     /// Packet that the kernel has merged as a list inside IP or GRE: the inner checksum is still that of the first segment.
