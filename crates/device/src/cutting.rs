@@ -1,4 +1,4 @@
-//! Memory of a sink that has no pool, for the segments of packets that came whole from the kernel.
+//! Memory of a sink that has no pool, for the segments of GSO packets.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -18,7 +18,8 @@ const MEMORY_BYTES: u32 = 128 << 10;
 /// Memory that segments are cut into. Allocated when the first packet is cut.
 #[derive(Default)]
 pub(crate) struct CutMemory {
-    pool: Option<Pool>,
+    /// Boxed, as sinks move it with each call.
+    pool: Option<Box<Pool>>,
 }
 
 impl CutMemory {
@@ -56,9 +57,10 @@ impl CutMemory {
                 (len_bytes + BEFORE_PACKET_BYTES).next_power_of_two().max(CHUNK_BYTES);
             let chunks = (MEMORY_BYTES / chunk_bytes).max(1);
             let shares = [vec![ChunkClass { chunk_bytes, chunks }]];
-            self.pool = carve(Region::allocate(region_bytes(&shares)), &shares).ok()?.pop();
+            let pools = carve(Region::allocate(region_bytes(&shares)), &shares);
+            self.pool = pools.ok()?.pop().map(Box::new);
         }
-        self.pool.as_mut()
+        self.pool.as_deref_mut()
     }
 }
 

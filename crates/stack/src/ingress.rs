@@ -32,7 +32,7 @@ use crate::tcp::Flow;
 /// Upper bound on producers checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
 
-/// Maximum number of datagrams that wait for their socket while a tunnel is cut.
+/// Maximum number of datagrams that wait for their socket while a GSO packet is cut.
 const CUT_RUN_MAX: usize = 64;
 
 /// The stack of one CPU.
@@ -255,7 +255,7 @@ impl Stack {
 
     fn receive_tunnel(&mut self, packet: Packet, context: &mut RxContext<'_>) {
         if packet.is_gso() {
-            return self.receive_whole_tunnel(packet, context);
+            return self.receive_gso_tunnel(packet, context);
         }
         let mut segments = take(&mut self.tunnelled);
         resegment(packet, &mut segments);
@@ -263,8 +263,8 @@ impl Stack {
         self.tunnelled = segments;
     }
 
-    /// Cuts a packet that came whole, one segment at a time: it may have thousands, and few of them occupy a frame at once.
-    fn receive_whole_tunnel(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+    /// Cuts a GSO packet one segment at a time: it may have thousands of segments, and few of them occupy a frame at once.
+    fn receive_gso_tunnel(&mut self, packet: Packet, context: &mut RxContext<'_>) {
         let mut cutter = SegmentCutter::new(&packet);
         while let Some(segment) = cutter.as_mut().and_then(|it| it.cut_next(context.pool)) {
             self.receive(segment, context);

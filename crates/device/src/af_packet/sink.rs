@@ -44,7 +44,7 @@ pub struct PacketSink {
     /// Number of packets per call: fewer while the kernel has no room for all.
     batch: usize,
     counters: Arc<SinkCounters>,
-    /// Memory for the segments of packets that came whole and must be cut.
+    /// Memory for the segments of GSO packets that must be cut.
     cutting: CutMemory,
 }
 
@@ -171,7 +171,7 @@ impl Sink for PacketSink {
 }
 
 /// Sends packets one step at a time, and counts the results. A packet to be segmented is replaced
-/// by its segments, at the end of the vector, unless it came whole. Stops when the interface is gone.
+/// by its segments, at the end of the vector, unless it is a GSO packet. Stops when the interface is gone.
 fn send_all(
     packets: &mut Vec<Packet>,
     cutting: &mut CutMemory,
@@ -251,7 +251,7 @@ impl SegmentSending {
         flow
     }
 
-    /// Cuts a packet that came whole, and sends its segments.
+    /// Cuts a GSO packet, and sends its segments.
     fn cut_and_send(
         &mut self,
         packet: &Packet,

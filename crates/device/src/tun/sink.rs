@@ -29,7 +29,7 @@ pub struct TunSink {
     sending: Vec<Packet>,
     /// Buffer for a packet of too many pieces.
     copied: Vec<u8>,
-    /// Memory for the segments of packets that came whole and must be cut.
+    /// Memory for the segments of GSO packets that must be cut.
     cutting: CutMemory,
 }
 
@@ -85,7 +85,7 @@ impl TunSink {
         sending.finish(&self.counters)
     }
 
-    /// Sends a packet that came whole from the kernel as the segments that are cut of it.
+    /// Cuts a GSO packet, and sends its segments.
     fn send_cut(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
         let mut cutting = std::mem::take(&mut self.cutting);
         let mut sending = SegmentSending::default();

@@ -299,7 +299,7 @@ fn lro_t5_unknown_tunnels_drop_by_frame() {
     assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
 }
 
-/// Tunnel of `count` small datagrams that came whole, and the place of their UDP headers.
+/// GSO packet of `count` small datagrams in a tunnel, and the place of their UDP headers.
 fn merged_by_kernel(host: &mut Host, is_vxlan: bool, count: u16) -> Packet {
     let builder = PacketBuilder::ethernet2([6; 6], [8; 6]);
     let mut inner = Vec::new();
