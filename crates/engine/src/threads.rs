@@ -35,7 +35,7 @@ pub(super) fn run<H: Handler + 'static>(
 ) -> Result<Outcome<H>> {
     // Not before: a child may run a copy of an engine that its parent does not.
     if let Some(worker) = workers.first() {
-        sys::leave_out_of_forks(worker.returns.region());
+        sys::wipe_on_fork(worker.returns.region());
     }
     let mut crew = WorkerThreads::new(application, loans);
     for worker in workers {

@@ -63,7 +63,7 @@ pub use cpus::{
 };
 pub use error::{Error, Result};
 pub use event::Event;
-pub use memory::{available_memory_bytes, leave_out_of_forks, map_packet_memory};
+pub use memory::{available_memory_bytes, map_packet_memory, wipe_on_fork};
 #[cfg(feature = "vhost-user")]
 pub use peer_event::PeerEvent;
 use rustix::mount::{self, UnmountFlags};

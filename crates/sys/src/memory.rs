@@ -42,9 +42,9 @@ pub fn map_packet_memory(bytes: usize) -> Result<Region> {
     Ok(unsafe { Region::from_mapping(base, bytes, unmap) })
 }
 
-/// Leaves the contents of a region to this process alone: children that are forked later have zeros there. Otherwise a fork
-/// copies all pages that the kernel has pinned for a device (`AF_XDP`), and the parent's next write to any other page copies that.
-pub fn leave_out_of_forks(region: &Region) {
+/// Wipes a region in children that are forked later (`MADV_WIPEONFORK`). Otherwise a fork copies all pages that the kernel has
+/// pinned for a device (`AF_XDP`), and the parent's next write to any other page copies that one.
+pub fn wipe_on_fork(region: &Region) {
     if region.is_mapping() {
         let (base, len_bytes) = region.span();
         // SAFETY: advice on whole pages of a mapping, which keep their contents here. A refusal costs speed only.
@@ -86,15 +86,15 @@ mod tests {
     }
 
     #[test]
-    fn forks_leave_out_packet_memory() {
+    fn packet_memory_is_wiped_on_fork() {
         let region = map_packet_memory(1).unwrap();
-        let is_left_out = || {
+        let is_wiped = || {
             let flags = flags_at(region.span().0.addr().get());
             flags.iter().any(|flag| flag == "wf") // VM_WIPEONFORK
         };
-        assert!(!is_left_out(), "a child may run an engine that its parent has prepared");
-        leave_out_of_forks(&region);
-        assert!(is_left_out());
+        assert!(!is_wiped(), "a child may run an engine that its parent has prepared");
+        wipe_on_fork(&region);
+        assert!(is_wiped());
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn main() {
         ("exe_5_children_use_inherited_connections", || relays::children_echo("af_packet")),
         ("exe_5_children_use_connections_over_af_xdp", || relays::children_echo("af_xdp")),
         ("exe_5_children_lack_packet_memory", || {
-            ["af_packet", "af_xdp"].into_iter().for_each(relays::children_are_lean);
+            ["af_packet", "af_xdp"].into_iter().for_each(relays::children_lack_memory);
         }),
         ("exe_5_children_see_resets", relays::resets_are_seen),
         ("exe_5_programs_use_inherited_connections", relays::programs_echo),

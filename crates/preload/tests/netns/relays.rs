@@ -103,9 +103,9 @@ pub(crate) fn children_echo(via: &str) {
     all_are_echoed("fork_for(20, echo)", &config);
 }
 
-/// Tells the peer, by a child, if memory is used of those mappings that forks leave out: in the parent, and in the child.
-const LEAN: &str = "
-def has_left_out():
+/// Tells the peer, by a child, if mappings that a fork wipes have pages: in the parent, and in the child.
+const WIPED: &str = "
+def has_wiped_pages():
     kib = 0
     for line in open('/proc/self/smaps'):
         first, *others = line.split()
@@ -116,23 +116,23 @@ def has_left_out():
     return kib > 0
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 connection, peer = listener.accept()
-parents = has_left_out()
+parents = has_wiped_pages()
 if os.fork() == 0:
-    connection.sendall(b'%d, %d' % (parents, has_left_out()))
+    connection.sendall(b'%d, %d' % (parents, has_wiped_pages()))
     os._exit(0)
 connection.close()
 os.wait()
 ";
 
-pub(crate) fn children_are_lean(via: &str) {
+pub(crate) fn children_lack_memory(via: &str) {
     let hosts = Hosts::new();
-    let program = BEGIN.to_owned() + LEAN;
+    let program = BEGIN.to_owned() + WIPED;
     let config = format!("via={via} take=tcp:7 spin=auto dev=exa");
     thread::scope(|scope| {
         scope.spawn(|| hosts.lines(Command::new("python3").args(["-c", &program]), Some(&config)));
         let mut told = String::new();
         hosts.far.run(|| connected().read_to_string(&mut told)).unwrap();
-        assert_eq!(told, "1, 0", "is any used by the parent, and by the child");
+        assert_eq!(told, "1, 0", "has the parent any, and has the child");
     });
 }
 
