@@ -60,17 +60,17 @@ pub fn build(take: &RxFilter, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Ve
 
 /// Jumps to `ours` with packets to these destinations, to `pass` with all others.
 fn choose(program: &mut Assembler, destinations: &FilterDestinations, ours: Label, pass: Label) {
-    let [ipv4_packet, ipv6_packet, segment] = [(); 3].map(|()| program.label());
+    let [ipv4_packet, ipv6_packet, behind] = [(); 3].map(|()| program.label());
     program.load(EbpfWidth::Word, AT, CONTEXT, MD_DATA);
     program.load(EbpfWidth::Word, END, CONTEXT, MD_DATA_END);
 
     ethernet(program, ipv4_packet, ipv6_packet, pass);
     program.place(ipv4_packet);
-    ipv4(program, segment, pass);
+    ipv4(program, behind, pass);
     program.place(ipv6_packet);
-    ipv6(program, segment, pass);
-    program.place(segment);
-    ports(program, destinations, ours, pass);
+    ipv6(program, behind, pass);
+    program.place(behind);
+    transport(program, destinations, ours, pass);
 }
 
 /// Jumps to `pass` unless the packet has this many more bytes.
@@ -109,10 +109,12 @@ fn ethernet(program: &mut Assembler, ipv4: Label, ipv6: Label, pass: Label) {
     program.jump(pass);
 }
 
-/// Register of the transport protocol, read by `ports`.
+/// Register of the transport protocol, read by `transport`.
 const PROTOCOL: EbpfRegister = R3;
+/// Register of the port that is compared.
+const PORT: EbpfRegister = R2;
 
-fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
+fn ipv4(program: &mut Assembler, behind: Label, pass: Label) {
     require(program, 20, pass);
     program.load(EbpfWidth::Byte, R1, AT, 0); // version and IHL
     program.copy(R2, R1);
@@ -127,10 +129,10 @@ fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
     program.jump_if(R2, If::NotEqual, 0, pass);
     program.load(EbpfWidth::Byte, PROTOCOL, AT, 9);
     program.add_register(AT, R1);
-    program.jump(segment);
+    program.jump(behind);
 }
 
-fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
+fn ipv6(program: &mut Assembler, behind: Label, pass: Label) {
     require(program, 40, pass);
     program.load(EbpfWidth::Byte, R1, AT, 0); // version and traffic class
     program.shift_right(R1, 4);
@@ -142,7 +144,7 @@ fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
         for kind in wire::EXTENSION_HEADERS {
             program.jump_if(PROTOCOL, If::Equal, kind.into(), extension);
         }
-        program.jump(segment);
+        program.jump(behind);
         program.place(extension);
         require(program, 8, pass);
         program.load(EbpfWidth::Byte, PROTOCOL, AT, 0);
@@ -153,14 +155,21 @@ fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
     }
 }
 
-/// Compares the destination port with each range, in rising order.
-fn ports(program: &mut Assembler, destinations: &FilterDestinations, ours: Label, pass: Label) {
-    const PORT: EbpfRegister = R2;
+/// Compares the port with each range of its protocol, in rising order.
+fn transport(program: &mut Assembler, destinations: &FilterDestinations, ours: Label, pass: Label) {
+    let tcp_ranges = program.label();
+    if !destinations.ports(FilterProtocol::Tcp).is_empty() {
+        icmp(program, tcp_ranges, pass);
+        icmpv6(program, tcp_ranges, pass);
+    }
     require(program, 4, pass);
     load_field(program, PORT, 2);
     for protocol in FilterProtocol::ALL {
         let next = program.label();
         program.jump_if(PROTOCOL, If::NotEqual, protocol.number().into(), next);
+        if protocol == FilterProtocol::Tcp {
+            program.place(tcp_ranges);
+        }
         for range in destinations.ports(protocol) {
             program.jump_if(PORT, If::Below, (*range.start()).into(), pass);
             program.jump_if(PORT, If::NotAbove, (*range.end()).into(), ours);
@@ -169,4 +178,55 @@ fn ports(program: &mut Assembler, destinations: &FilterDestinations, ours: Label
         program.place(next);
     }
     program.jump(pass);
+}
+
+/// Loads the source port of the segment that an ICMP error is about, and jumps to `tcp_ranges`. Other protocols fall through.
+fn icmp(program: &mut Assembler, tcp_ranges: Label, pass: Label) {
+    let quoted = i16::from(wire::ICMP_ERROR_BYTES);
+    let [error, next] = [(); 2].map(|()| program.label());
+    program.jump_if(PROTOCOL, If::NotEqual, wire::ICMP.into(), next);
+    require(program, (quoted + 20).into(), pass);
+    program.load(EbpfWidth::Byte, R1, AT, 0);
+    for kind in wire::ICMP_ERRORS {
+        program.jump_if(R1, If::Equal, kind.into(), error);
+    }
+    program.jump(pass);
+    program.place(error);
+    load_field(program, R2, quoted + 6);
+    program.and(R2, wire::IPV4_OFFSET.into());
+    program.jump_if(R2, If::NotEqual, 0, pass);
+    program.load(EbpfWidth::Byte, R2, AT, quoted + 9);
+    program.jump_if(R2, If::NotEqual, FilterProtocol::Tcp.number().into(), pass);
+    program.load(EbpfWidth::Byte, R1, AT, quoted); // version and IHL
+    program.copy(R2, R1);
+    program.shift_right(R2, 4);
+    program.jump_if(R2, If::NotEqual, 4, pass);
+    program.and(R1, 0x0f);
+    program.jump_if(R1, If::Below, 5, pass);
+    program.shift_left(R1, 2);
+    program.add_register(AT, R1);
+    require(program, (quoted + 2).into(), pass);
+    load_field(program, PORT, quoted);
+    program.jump(tcp_ranges);
+    program.place(next);
+}
+
+/// As [`icmp`], of ICMPv6.
+fn icmpv6(program: &mut Assembler, tcp_ranges: Label, pass: Label) {
+    let quoted = i16::from(wire::ICMP_ERROR_BYTES);
+    let next = program.label();
+    let (first, last) = wire::ICMPV6_ERRORS.into_inner();
+    program.jump_if(PROTOCOL, If::NotEqual, wire::ICMPV6.into(), next);
+    require(program, (quoted + 40 + 2).into(), pass);
+    program.load(EbpfWidth::Byte, R1, AT, 0);
+    program.jump_if(R1, If::Below, first.into(), pass);
+    program.jump_if(R1, If::Above, last.into(), pass);
+    program.load(EbpfWidth::Byte, R1, AT, quoted);
+    program.shift_right(R1, 4);
+    program.jump_if(R1, If::NotEqual, 6, pass);
+    program.load(EbpfWidth::Byte, R1, AT, quoted + 6);
+    program.jump_if(R1, If::NotEqual, FilterProtocol::Tcp.number().into(), pass);
+    load_field(program, PORT, quoted + 40);
+    program.jump(tcp_ranges);
+    program.place(next);
 }

@@ -19,13 +19,10 @@ pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
     ipv4(&mut filter);
     filter.place(FilterLabel::Ipv6);
     ipv6(&mut filter);
-    filter.place(FilterLabel::Segment);
-    ports(&mut filter, destinations);
-    filter.place(FilterLabel::Pass);
-    filter.push(NONE);
-    // Never run: the kernel takes what is behind an instruction for what follows it (`check_load_and_stores`), and would find
-    // memory words unset here.
-    filter.jump(FilterLabel::End);
+    filter.leave(FilterLabel::OtherPacket, FilterLabel::OtherPort);
+    filter.place(FilterLabel::Transport);
+    transport(&mut filter, destinations);
+    filter.leave(FilterLabel::OtherPort, FilterLabel::End);
     // The last but one: `FlowShare::narrow` replaces it.
     filter.place(FilterLabel::Ours);
     filter.push(WHOLE);
@@ -51,11 +48,20 @@ enum FilterLabel {
     Ipv6,
     /// Extension header with this number, from 0.
     Extension(usize),
-    Segment,
+    /// Packet that has no port, left to the kernel.
+    OtherPacket,
+    /// Transport header.
+    Transport,
+    Icmp,
+    IcmpError,
+    Icmpv6,
     /// Ports of one protocol.
     Ports(u8),
+    /// Ranges of TCP's ports, with the port in A.
+    TcpRanges,
+    /// Packet about another port, left to the kernel.
+    OtherPort,
     Ours,
-    Pass,
     End,
 }
 
@@ -121,7 +127,7 @@ fn link_header(filter: &mut FilterAssembler, link: Link) {
         filter.run(SHIFT_RIGHT, 4);
         filter.jump_if(IF_EQUAL, 4, FilterLabel::Ipv4);
         filter.jump_if(IF_EQUAL, 6, FilterLabel::Ipv6);
-        return filter.jump(FilterLabel::Pass);
+        return filter.jump(FilterLabel::OtherPacket);
     }
     filter.run(SET_X, 14);
     filter.run(LOAD_HALF, 12);
@@ -133,7 +139,7 @@ fn link_header(filter: &mut FilterAssembler, link: Link) {
         filter.place(FilterLabel::Tag(number));
         if number + 1 == forebay_rx::parse::MAX_VLAN_TAGS {
             filter.run(LOAD_WORD, TAG_IS_BESIDE);
-            filter.jump_unless(IF_EQUAL, 0, FilterLabel::Pass); // the stripped tag is one too many
+            filter.jump_unless(IF_EQUAL, 0, FilterLabel::OtherPacket); // the stripped tag is one too many
         }
         filter.run(SET_X, behind);
         filter.run(LOAD_HALF, at);
@@ -141,16 +147,16 @@ fn link_header(filter: &mut FilterAssembler, link: Link) {
     filter.place(FilterLabel::Network);
     filter.jump_if(IF_EQUAL, ETHERTYPE_IPV4.into(), FilterLabel::Ipv4);
     filter.jump_if(IF_EQUAL, ETHERTYPE_IPV6.into(), FilterLabel::Ipv6);
-    filter.jump(FilterLabel::Pass);
+    filter.jump(FilterLabel::OtherPacket);
 }
 
 fn ipv4(filter: &mut FilterAssembler) {
     filter.run(LOAD_BYTE_AT_X, 0); // version and IHL
     filter.run(SHIFT_RIGHT, 4);
-    filter.jump_unless(IF_EQUAL, 4, FilterLabel::Pass);
+    filter.jump_unless(IF_EQUAL, 4, FilterLabel::OtherPacket);
     filter.run(LOAD_HALF_AT_X, 6);
     // Later fragments have no ports, so no fragment is taken.
-    filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), FilterLabel::Pass);
+    filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), FilterLabel::OtherPacket);
     filter.run(LOAD_WORD_AT_X, 12);
     filter.run(STORE_MEMORY, SOURCE + SOURCE_WORDS - 1);
     filter.run(LOAD_IMMEDIATE, 0);
@@ -161,17 +167,17 @@ fn ipv4(filter: &mut FilterAssembler) {
     filter.run(STORE_MEMORY, PROTOCOL);
     filter.run(LOAD_BYTE_AT_X, 0);
     filter.run(AND, 0x0f);
-    filter.jump_unless(IF_NOT_BELOW, 5, FilterLabel::Pass);
+    filter.jump_unless(IF_NOT_BELOW, 5, FilterLabel::OtherPacket);
     filter.run(SHIFT_LEFT, 2);
     filter.run(ADD_X, 0);
     filter.run(A_TO_X, 0);
-    filter.jump(FilterLabel::Segment);
+    filter.jump(FilterLabel::Transport);
 }
 
 fn ipv6(filter: &mut FilterAssembler) {
     filter.run(LOAD_BYTE_AT_X, 0); // version and traffic class
     filter.run(SHIFT_RIGHT, 4);
-    filter.jump_unless(IF_EQUAL, 6, FilterLabel::Pass);
+    filter.jump_unless(IF_EQUAL, 6, FilterLabel::OtherPacket);
     for word in 0..SOURCE_WORDS {
         filter.run(LOAD_WORD_AT_X, 8 + 4 * word);
         filter.run(STORE_MEMORY, SOURCE + word);
@@ -186,7 +192,7 @@ fn ipv6(filter: &mut FilterAssembler) {
         for kind in wire::EXTENSION_HEADERS {
             filter.jump_if(IF_EQUAL, kind.into(), FilterLabel::Extension(number));
         }
-        filter.jump(FilterLabel::Segment);
+        filter.jump(FilterLabel::Transport);
         filter.place(FilterLabel::Extension(number));
         filter.run(LOAD_BYTE_AT_X, 0);
         filter.run(STORE_MEMORY, PROTOCOL);
@@ -196,24 +202,78 @@ fn ipv6(filter: &mut FilterAssembler) {
         filter.run(ADD_X, 0);
         filter.run(A_TO_X, 0);
     }
+    filter.jump(FilterLabel::Transport);
 }
 
-/// Compares the destination port with each range, in rising order.
-fn ports(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
+/// Compares the port with each range of its protocol, in rising order.
+fn transport(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
     filter.run(LOAD_MEMORY, PROTOCOL);
     for protocol in FilterProtocol::ALL {
         filter.jump_if(IF_EQUAL, protocol.number().into(), FilterLabel::Ports(protocol.number()));
     }
-    filter.jump(FilterLabel::Pass);
+    if !destinations.ports(FilterProtocol::Tcp).is_empty() {
+        filter.jump_if(IF_EQUAL, wire::ICMP.into(), FilterLabel::Icmp);
+        filter.jump_if(IF_EQUAL, wire::ICMPV6.into(), FilterLabel::Icmpv6);
+    }
+    filter.jump(FilterLabel::OtherPort);
+    filter.place(FilterLabel::Icmp);
+    icmp(filter);
+    filter.place(FilterLabel::Icmpv6);
+    icmpv6(filter);
     for protocol in FilterProtocol::ALL {
         filter.place(FilterLabel::Ports(protocol.number()));
         filter.run(LOAD_HALF_AT_X, 2);
+        if protocol == FilterProtocol::Tcp {
+            filter.place(FilterLabel::TcpRanges);
+        }
         for range in destinations.ports(protocol) {
-            filter.jump_unless(IF_NOT_BELOW, (*range.start()).into(), FilterLabel::Pass);
+            filter.jump_unless(IF_NOT_BELOW, (*range.start()).into(), FilterLabel::OtherPort);
             filter.jump_unless(IF_ABOVE, (*range.end()).into(), FilterLabel::Ours);
         }
-        filter.jump(FilterLabel::Pass);
+        filter.jump(FilterLabel::OtherPort);
     }
+}
+
+/// Loads the source port of the segment that an ICMP error is about.
+fn icmp(filter: &mut FilterAssembler) {
+    let quoted = u32::from(wire::ICMP_ERROR_BYTES);
+    filter.run(LOAD_BYTE_AT_X, 0);
+    for kind in wire::ICMP_ERRORS {
+        filter.jump_if(IF_EQUAL, kind.into(), FilterLabel::IcmpError);
+    }
+    filter.jump(FilterLabel::OtherPort);
+    filter.place(FilterLabel::IcmpError);
+    filter.run(LOAD_BYTE_AT_X, quoted);
+    filter.run(SHIFT_RIGHT, 4);
+    filter.jump_unless(IF_EQUAL, 4, FilterLabel::OtherPort);
+    filter.run(LOAD_HALF_AT_X, quoted + 6);
+    filter.jump_if(IF_ANY_BIT, wire::IPV4_OFFSET.into(), FilterLabel::OtherPort);
+    filter.run(LOAD_BYTE_AT_X, quoted + 9);
+    filter.jump_unless(IF_EQUAL, FilterProtocol::Tcp.number().into(), FilterLabel::OtherPort);
+    filter.run(LOAD_BYTE_AT_X, quoted);
+    filter.run(AND, 0x0f);
+    filter.jump_unless(IF_NOT_BELOW, 5, FilterLabel::OtherPort);
+    filter.run(SHIFT_LEFT, 2);
+    filter.run(ADD_X, 0);
+    filter.run(A_TO_X, 0);
+    filter.run(LOAD_HALF_AT_X, quoted);
+    filter.jump(FilterLabel::TcpRanges);
+}
+
+/// As [`icmp`], of ICMPv6.
+fn icmpv6(filter: &mut FilterAssembler) {
+    let quoted = u32::from(wire::ICMP_ERROR_BYTES);
+    let (first, last) = wire::ICMPV6_ERRORS.into_inner();
+    filter.run(LOAD_BYTE_AT_X, 0);
+    filter.jump_unless(IF_NOT_BELOW, first.into(), FilterLabel::OtherPort);
+    filter.jump_if(IF_ABOVE, last.into(), FilterLabel::OtherPort);
+    filter.run(LOAD_BYTE_AT_X, quoted);
+    filter.run(SHIFT_RIGHT, 4);
+    filter.jump_unless(IF_EQUAL, 6, FilterLabel::OtherPort);
+    filter.run(LOAD_BYTE_AT_X, quoted + 6);
+    filter.jump_unless(IF_EQUAL, FilterProtocol::Tcp.number().into(), FilterLabel::OtherPort);
+    filter.run(LOAD_HALF_AT_X, quoted + 40);
+    filter.jump(FilterLabel::TcpRanges);
 }
 
 impl FilterAssembler {
@@ -244,19 +304,31 @@ impl FilterAssembler {
         self.instructions.push(instruction);
     }
 
-    /// Returns the filter, with the distance of every jump filled in: at most `u8::MAX`
+    /// Leaves packets that jump to `label` to the kernel. An instruction behind it jumps to `later`.
+    fn leave(&mut self, label: FilterLabel, later: FilterLabel) {
+        self.place(label);
+        self.push(NONE);
+        // Never run: the kernel takes what is behind an instruction for what follows it (`check_load_and_stores`), and would
+        // find memory words unset here.
+        self.jump(later);
+    }
+
+    /// Returns the filter, with the distance of every jump filled in. If it has a condition, it is at most `u8::MAX`
     /// instructions, which [`super::MAX_RANGES`] ensures.
     fn finish(mut self) -> Vec<FilterInstruction> {
         for (at, branch, label) in self.jumps {
             let place = self.places.iter().find(|&&(placed, _)| placed == label);
             let distance = place.map_or(0, |&(_, place)| place - at - 1);
             let Some(jump) = self.instructions.get_mut(at) else { continue };
-            let short = u8::try_from(distance).unwrap_or(u8::MAX);
-            debug_assert_eq!(usize::from(short), distance, "{label:?} is too far from {at}");
+            let short = || {
+                let short = u8::try_from(distance).unwrap_or(u8::MAX);
+                debug_assert_eq!(usize::from(short), distance, "{label:?} is too far from {at}");
+                short
+            };
             match branch {
-                FilterBranch::IfSo => jump.jt = short,
-                FilterBranch::IfNot => jump.jf = short,
-                FilterBranch::Always => jump.k = u32::from(short),
+                FilterBranch::IfSo => jump.jt = short(),
+                FilterBranch::IfNot => jump.jf = short(),
+                FilterBranch::Always => jump.k = u32::try_from(distance).unwrap_or(u32::MAX),
             }
         }
         self.instructions

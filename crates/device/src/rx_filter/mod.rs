@@ -22,6 +22,8 @@ pub const MAX_EXTENSION_HEADERS: usize = 4;
 
 /// Header fields that the filter needs.
 pub(crate) mod wire {
+    use std::ops::RangeInclusive;
+
     use forebay_rx::parse::extension::{DESTINATION_OPTIONS, HOP_BY_HOP, ROUTING};
 
     /// TPIDs of IEEE 802.1Q and 802.1ad, and the predecessor of the latter.
@@ -30,13 +32,25 @@ pub(crate) mod wire {
     pub(crate) const IPV4_FRAGMENT: u16 = 0x3fff;
     /// Hop-by-hop options, routing, destination options (RFC 8200).
     pub(crate) const EXTENSION_HEADERS: [u8; 3] = [HOP_BY_HOP, ROUTING, DESTINATION_OPTIONS];
+    /// Fragment offset (RFC 791).
+    pub(crate) const IPV4_OFFSET: u16 = 0x1fff;
+    /// Protocol numbers of ICMP (RFC 792) and ICMPv6 (RFC 4443).
+    pub(crate) const ICMP: u8 = 1;
+    pub(crate) const ICMPV6: u8 = 58;
+    /// Length of an error's own header, which the packet that it is about follows.
+    pub(crate) const ICMP_ERROR_BYTES: u8 = 8;
+    /// Destination unreachable ("fragmentation needed" is one), time exceeded, parameter problem.
+    pub(crate) const ICMP_ERRORS: [u8; 3] = [3, 11, 12];
+    /// Destination unreachable, packet too big, time exceeded, parameter problem.
+    pub(crate) const ICMPV6_ERRORS: RangeInclusive<u8> = 1..=4;
 }
 
 /// Packets to take.
 ///
 /// `all`: every frame, ARP too. A list, as in `udp:53,tcp:443,udp:1000-2000,tcp`: unfragmented
-/// packets to these ports, over IPv4 or IPv6, behind at most two VLAN tags. Fragments stay with
-/// the kernel, because later fragments have no ports.
+/// packets to these ports, over IPv4 or IPv6, behind at most two VLAN tags, and ICMP errors about
+/// segments from these TCP ports, of whose connections the kernel knows nothing. Fragments stay
+/// with the kernel, because later fragments have no ports.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum RxFilter {
     /// Every frame.
@@ -99,7 +113,7 @@ impl RxFilter {
     #[must_use]
     pub fn takes(&self, frame: &[u8], link: Link) -> bool {
         *self == Self::All
-            || destination_of(frame, link)
+            || local_port(frame, link)
                 .is_some_and(|(protocol, port)| self.takes_port(protocol, port))
     }
 
@@ -122,21 +136,53 @@ impl RxFilter {
     }
 }
 
-/// Destination of a frame; `None` if it has no ports, or is a fragment.
-fn destination_of(frame: &[u8], link: Link) -> Option<(FilterProtocol, u16)> {
+/// Port of this host that a frame is about: its destination, or the source of the segment that an ICMP error quotes. `None`
+/// if it has none, or is a fragment.
+fn local_port(frame: &[u8], link: Link) -> Option<(FilterProtocol, u16)> {
     let (ethertype, packet) = match link {
         Link::Ethernet => network(frame)?,
         Link::Ip if frame.first()? >> 4 == 4 => (ETHERTYPE_IPV4, frame),
         Link::Ip => (ETHERTYPE_IPV6, frame),
     };
-    let (number, segment) = match ethertype {
+    let (number, payload) = match ethertype {
         ETHERTYPE_IPV4 => ipv4(packet)?,
         ETHERTYPE_IPV6 => ipv6(packet)?,
         _ => return None,
     };
-    let protocol = FilterProtocol::ALL.into_iter().find(|protocol| protocol.number() == number)?;
-    let &[_, _, high, low] = segment.first_chunk()?;
-    Some((protocol, u16::from_be_bytes([high, low])))
+    let (protocol, port) = match number {
+        wire::ICMP => (FilterProtocol::Tcp, quoted_port(payload)?),
+        wire::ICMPV6 => (FilterProtocol::Tcp, quoted_port_v6(payload)?),
+        _ => {
+            let is_its = |protocol: &FilterProtocol| protocol.number() == number;
+            let &[_, _, port @ ..] = payload.first_chunk::<4>()?;
+            (FilterProtocol::ALL.into_iter().find(is_its)?, port)
+        }
+    };
+    Some((protocol, u16::from_be_bytes(port)))
+}
+
+/// Source port of the segment that an ICMP error is about, as the stack reads it.
+fn quoted_port(message: &[u8]) -> Option<[u8; 2]> {
+    let quoted = message.get(wire::ICMP_ERROR_BYTES.into()..)?;
+    let header: &[u8; 20] = quoted.first_chunk()?;
+    let (version, header_bytes) = (header[0] >> 4, usize::from(header[0] & 0x0f) * 4);
+    let is_first = u16::from_be_bytes([header[6], header[7]]) & wire::IPV4_OFFSET == 0;
+    let is_segment = version == 4 && is_first && header[9] == FilterProtocol::Tcp.number();
+    if !is_segment || header_bytes < header.len() || !wire::ICMP_ERRORS.contains(message.first()?) {
+        return None;
+    }
+    quoted.get(header_bytes..)?.first_chunk().copied()
+}
+
+/// As [`quoted_port`], of ICMPv6.
+fn quoted_port_v6(message: &[u8]) -> Option<[u8; 2]> {
+    let (header, segment) =
+        message.get(wire::ICMP_ERROR_BYTES.into()..)?.split_first_chunk::<40>()?;
+    let is_segment = header[0] >> 4 == 6 && header[6] == FilterProtocol::Tcp.number();
+    if !is_segment || !wire::ICMPV6_ERRORS.contains(message.first()?) {
+        return None;
+    }
+    segment.first_chunk().copied()
 }
 
 fn network(frame: &[u8]) -> Option<(u16, &[u8])> {

@@ -185,13 +185,23 @@ mod tests {
         packet
     }
 
+    /// ICMP error about a segment from a local port.
+    fn error(router: IpAddr, local_port: u16) -> Vec<u8> {
+        let (kind, protocol) = if router.is_ipv4() { (3, 1) } else { (2, 58) };
+        let mut error = packet(protocol, SocketAddr::new(router, 0), 0);
+        error.truncate(error.len() - 20);
+        error.extend([kind, 0, 0, 0, 0, 0, 0, 0]);
+        error.extend(packet(6, SocketAddr::new(router, local_port), 1024));
+        error
+    }
+
     #[test]
     fn exe_8_filter_takes_its_buckets() {
         let (near, far) = UnixDatagram::pair().unwrap();
         far.set_nonblocking(true).unwrap();
         let passed = |packet: &[u8]| {
             near.send(packet).unwrap();
-            match far.recv(&mut [0; 100]) {
+            match far.recv(&mut [0; 200]) {
                 Ok(len) => len == packet.len(),
                 Err(error) => {
                     assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
@@ -218,6 +228,9 @@ mod tests {
                     for protocol in [6, 17] {
                         assert_eq!(passed(&packet(protocol, peer, 80)), is_its, "{peer} {bucket}");
                     }
+                }
+                for (port, is_ours) in [(80, true), (82, false)] {
+                    assert_eq!(passed(&error(peer, port)), is_ours, "an error comes to each");
                 }
                 let peer = SocketAddr::new(peer, 5);
                 assert!(!passed(&packet(6, peer, 82)), "another port");

@@ -1,10 +1,14 @@
 //! Listeners and their connections in one process.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 use std::thread;
 
-use super::Hosts;
+use forebay_testkit::namespaces::cable::{Cable, Namespace};
+
 use super::forks::{CONFIG, ask};
+use super::{Hosts, NEAR};
 
 /// Adds each connection to an epoll set by its number, closes it at once, and counts the events of connections.
 const CLOSES: &str = "
@@ -190,6 +194,50 @@ pub(crate) fn mtu_by_family() {
         })
     };
     assert_eq!(told(Some(CONFIG)), told(None));
+}
+
+/// Accepts a connection and sends more than its window holds.
+const SENDS: &str = "
+import socket
+listener = socket.create_server(('10.9.0.1', 7))
+connection, peer = listener.accept()
+connection.sendall(bytes(300_000))
+print(connection.recv(1), connection.getsockopt(socket.IPPROTO_IP, 14)) # IP_MTU
+";
+
+/// Path with a router whose next link is smaller than both ends': only its errors tell of it.
+pub(crate) fn path_mtu_is_heard() {
+    let told = |config: Option<&str>| {
+        let (hosts, beyond) = (Hosts::new(), Namespace::new());
+        Cable { near: (&hosts.far, "exc"), far: (&beyond, "exd") }.lay();
+        hosts.near.command("ip route add 10.8.0.0/24 via 10.9.0.2");
+        hosts.far.command("ip addr add 10.8.0.1/24 dev exc");
+        hosts.far.command("ip link set exc mtu 1300");
+        hosts.far.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+        beyond.command("ip addr add 10.8.0.2/24 dev exd");
+        beyond.command("ip route add 10.9.0.0/24 via 10.8.0.1");
+        thread::scope(|scope| {
+            scope.spawn(|| beyond.run(receive));
+            hosts.lines(Command::new("python3").args(["-c", SENDS]), config)
+        })
+    };
+    let kernels = told(None);
+    assert_eq!(kernels, ["b'x' 1300"]);
+    for via in ["af_packet", "af_xdp"] {
+        assert_eq!(told(Some(&CONFIG.replace("af_packet", via))), kernels, "{via}");
+    }
+}
+
+/// Connects once the server listens, and answers when all has come.
+fn receive() {
+    let mut stream = loop {
+        match TcpStream::connect(NEAR) {
+            Ok(stream) => break stream,
+            Err(_) => thread::yield_now(),
+        }
+    };
+    stream.read_exact(&mut [0; 300_000]).unwrap();
+    stream.write_all(b"x").unwrap();
 }
 
 /// Asks for signals of what arrives at a UDP socket, a listener and a connection, in both ways, before the socket is taken

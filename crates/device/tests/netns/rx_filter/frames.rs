@@ -13,6 +13,8 @@ struct Pieces {
     packet: Packet,
     ports: [u16; 2],
     payload: Vec<u8>,
+    /// Type of an ICMP error, and the packet that it is about.
+    quoted: (u8, Packet),
 }
 
 #[derive(Clone, Debug)]
@@ -47,20 +49,23 @@ fn any_pieces() -> impl Strategy<Value = Pieces> {
     let ethertype = proptest::option::weighted(0.1, wrong);
     let port = prop_oneof![9 => select(&PORTS[..]), 1 => any::<u16>()];
     let payload = prop::collection::vec(any::<u8>(), 4..40);
-    (link, tags, ethertype, any_packet(), [port.clone(), port], payload).prop_map(
-        |(link, tags, ethertype, packet, ports, payload)| Pieces {
+    let quoted = (0..=13_u8, any_packet(vec![6, 6, 6, 17]));
+    let packet = any_packet(vec![17, 6, 17, 6, 1, 58, 1, 58, 132, 59, 0, 44, 51]);
+    (link, tags, ethertype, packet, [port.clone(), port], payload, quoted).prop_map(
+        |(link, tags, ethertype, packet, ports, payload, quoted)| Pieces {
             link,
             tags,
             ethertype,
             packet,
             ports,
             payload,
+            quoted,
         },
     )
 }
 
-fn any_packet() -> impl Strategy<Value = Packet> {
-    let protocol = select(vec![17, 6, 17, 6, 1, 58, 132, 59, 0, 44, 51]);
+fn any_packet(protocols: Vec<u8>) -> impl Strategy<Value = Packet> {
+    let protocol = select(protocols);
     let version_and_words = prop_oneof![
         6 => Just(0x45_u8), 2 => 0x46..=0x4f_u8, 1 => 0x40..=0x44_u8, 1 => any::<u8>(),
     ];
@@ -96,7 +101,13 @@ impl Pieces {
             };
             frame.extend(self.ethertype.unwrap_or(matching).to_be_bytes());
         }
-        self.packet.write_to(&mut frame, u16::try_from(self.payload.len()).unwrap());
+        let payload_len = u16::try_from(self.payload.len()).unwrap();
+        self.packet.write_to(&mut frame, payload_len);
+        if matches!(self.packet.protocol(), 1 | 58) {
+            let (kind, quoted) = &self.quoted;
+            frame.extend([*kind, 0, 0, 0, 0, 0, 0, 0]);
+            quoted.write_to(&mut frame, payload_len);
+        }
         frame.extend(self.ports.iter().flat_map(|port| port.to_be_bytes()));
         // Consistent with TCP (a header of 20 bytes) and UDP (the length of the rest).
         frame.extend(u16::try_from(self.payload.len() + 4).unwrap().to_be_bytes());
@@ -106,6 +117,11 @@ impl Pieces {
 }
 
 impl Packet {
+    fn protocol(&self) -> u8 {
+        let (Self::V4 { protocol, .. } | Self::V6 { protocol, .. }) = self;
+        *protocol
+    }
+
     fn write_to(&self, frame: &mut Vec<u8>, payload_len: u16) {
         match self {
             Self::V4 { version_and_words, fragment, protocol } => {
