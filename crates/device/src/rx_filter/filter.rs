@@ -2,6 +2,7 @@
 //! socket receives the packet. A read beyond the packet ends the program, and the packet is not
 //! taken.
 
+use forebay_rx::parse::extension::FRAGMENT;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 use forebay_sys::socket_filter::FilterInstruction;
 
@@ -16,13 +17,13 @@ pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
     let mut filter = FilterAssembler::default();
     link_header(&mut filter, link);
     filter.place(FilterLabel::Ipv4);
-    ipv4(&mut filter);
+    ipv4(&mut filter, destinations.has_fragments());
     filter.place(FilterLabel::Ipv6);
     ipv6(&mut filter);
-    filter.leave(FilterLabel::OtherPacket, FilterLabel::OtherPort);
+    filter.end_with(NONE, FilterLabel::OtherPacket, FilterLabel::OtherPort);
     filter.place(FilterLabel::Transport);
     transport(&mut filter, destinations);
-    filter.leave(FilterLabel::OtherPort, FilterLabel::End);
+    filter.end_with(NONE, FilterLabel::OtherPort, FilterLabel::End);
     // The last but one: `FlowShare::narrow` replaces it.
     filter.place(FilterLabel::Ours);
     filter.push(WHOLE);
@@ -55,6 +56,11 @@ enum FilterLabel {
     Icmp,
     IcmpError,
     Icmpv6,
+    Ipv4Fragment,
+    Ipv6Fragment,
+    /// Fragment, with its protocol in A.
+    FragmentOf,
+    TakenFragment,
     /// Ports of one protocol.
     Ports(u8),
     /// Ranges of TCP's ports, with the port in A.
@@ -150,13 +156,18 @@ fn link_header(filter: &mut FilterAssembler, link: Link) {
     filter.jump(FilterLabel::OtherPacket);
 }
 
-fn ipv4(filter: &mut FilterAssembler) {
+fn ipv4(filter: &mut FilterAssembler, has_fragments: bool) {
     filter.run(LOAD_BYTE_AT_X, 0); // version and IHL
     filter.run(SHIFT_RIGHT, 4);
     filter.jump_unless(IF_EQUAL, 4, FilterLabel::OtherPacket);
+    filter.run(LOAD_WORD_AT_X, 16); // the last word without options
+    filter.run(LOAD_BYTE_AT_X, 0);
+    filter.run(AND, 0x0f);
+    filter.jump_unless(IF_NOT_BELOW, 5, FilterLabel::OtherPacket);
     filter.run(LOAD_HALF_AT_X, 6);
-    // Later fragments have no ports, so no fragment is taken.
-    filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), FilterLabel::OtherPacket);
+    // Later fragments have no ports.
+    let fragment = if has_fragments { FilterLabel::Ipv4Fragment } else { FilterLabel::OtherPacket };
+    filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), fragment);
     filter.run(LOAD_WORD_AT_X, 12);
     filter.run(STORE_MEMORY, SOURCE + SOURCE_WORDS - 1);
     filter.run(LOAD_IMMEDIATE, 0);
@@ -167,11 +178,13 @@ fn ipv4(filter: &mut FilterAssembler) {
     filter.run(STORE_MEMORY, PROTOCOL);
     filter.run(LOAD_BYTE_AT_X, 0);
     filter.run(AND, 0x0f);
-    filter.jump_unless(IF_NOT_BELOW, 5, FilterLabel::OtherPacket);
     filter.run(SHIFT_LEFT, 2);
     filter.run(ADD_X, 0);
     filter.run(A_TO_X, 0);
     filter.jump(FilterLabel::Transport);
+    filter.place(FilterLabel::Ipv4Fragment);
+    filter.run(LOAD_BYTE_AT_X, 9);
+    filter.jump(if has_fragments { FilterLabel::FragmentOf } else { FilterLabel::OtherPacket });
 }
 
 fn ipv6(filter: &mut FilterAssembler) {
@@ -215,7 +228,13 @@ fn transport(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
         filter.jump_if(IF_EQUAL, wire::ICMP.into(), FilterLabel::Icmp);
         filter.jump_if(IF_EQUAL, wire::ICMPV6.into(), FilterLabel::Icmpv6);
     }
+    if destinations.has_fragments() {
+        filter.jump_if(IF_EQUAL, FRAGMENT.into(), FilterLabel::Ipv6Fragment);
+    }
     filter.jump(FilterLabel::OtherPort);
+    if destinations.has_fragments() {
+        fragment(filter, destinations);
+    }
     filter.place(FilterLabel::Icmp);
     icmp(filter);
     filter.place(FilterLabel::Icmpv6);
@@ -232,6 +251,21 @@ fn transport(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
         }
         filter.jump(FilterLabel::OtherPort);
     }
+}
+
+/// Takes fragments of the protocols that have ports.
+fn fragment(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
+    filter.place(FilterLabel::Ipv6Fragment);
+    filter.run(LOAD_BYTE_AT_X, 0);
+    filter.place(FilterLabel::FragmentOf);
+    for protocol in FilterProtocol::ALL {
+        if !destinations.ports(protocol).is_empty() {
+            let number = protocol.number().into();
+            filter.jump_if(IF_EQUAL, number, FilterLabel::TakenFragment);
+        }
+    }
+    filter.jump(FilterLabel::OtherPort);
+    filter.end_with(WHOLE, FilterLabel::TakenFragment, FilterLabel::OtherPort);
 }
 
 /// Loads the source port of the segment that an ICMP error is about.
@@ -304,10 +338,10 @@ impl FilterAssembler {
         self.instructions.push(instruction);
     }
 
-    /// Leaves packets that jump to `label` to the kernel. An instruction behind it jumps to `later`.
-    fn leave(&mut self, label: FilterLabel, later: FilterLabel) {
+    /// Ends with a verdict on packets that jump to `label`. An instruction behind it jumps to `later`.
+    fn end_with(&mut self, verdict: FilterInstruction, label: FilterLabel, later: FilterLabel) {
         self.place(label);
-        self.push(NONE);
+        self.push(verdict);
         // Never run: the kernel takes what is behind an instruction for what follows it (`check_load_and_stores`), and would
         // find memory words unset here.
         self.jump(later);

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 pub use filter::{filter, nothing};
-use forebay_rx::parse::extension::ExtensionWalk;
+use forebay_rx::parse::extension::{ExtensionWalk, FRAGMENT};
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
 use forebay_sys::error::{Error, Result};
 pub use share::{BUCKETS, FlowShare};
@@ -50,7 +50,7 @@ pub(crate) mod wire {
 /// `all`: every frame, ARP too. A list, as in `udp:53,tcp:443,udp:1000-2000,tcp`: unfragmented
 /// packets to these ports, over IPv4 or IPv6, behind at most two VLAN tags, and ICMP errors about
 /// segments from these TCP ports, of whose connections the kernel knows nothing. Fragments stay
-/// with the kernel, because later fragments have no ports.
+/// with the kernel, because later fragments have no ports, unless [`RxFilter::with_fragments`] asks for them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum RxFilter {
     /// Every frame.
@@ -65,9 +65,16 @@ pub enum RxFilter {
 pub struct FilterDestinations {
     tcp: Vec<RangeInclusive<u16>>,
     udp: Vec<RangeInclusive<u16>>,
+    has_fragments: bool,
 }
 
 impl FilterDestinations {
+    /// True if fragments of the protocols are taken, too, to all ports.
+    #[must_use]
+    pub fn has_fragments(&self) -> bool {
+        self.has_fragments
+    }
+
     /// Returns the ports taken of a protocol.
     #[must_use]
     pub fn ports(&self, protocol: FilterProtocol) -> &[RangeInclusive<u16>] {
@@ -109,12 +116,26 @@ impl FilterProtocol {
 }
 
 impl RxFilter {
+    /// Adds fragments of the protocols, to all ports. For packet sockets, which get copies: the
+    /// XDP program, which takes packets away from the kernel, leaves fragments there.
+    #[must_use]
+    pub fn with_fragments(self) -> Self {
+        match self {
+            Self::All => Self::All,
+            Self::Only(only) => Self::Only(FilterDestinations { has_fragments: true, ..only }),
+        }
+    }
+
     /// True if a frame of type `link` is taken. Reference for the kernel's programs.
     #[must_use]
     pub fn takes(&self, frame: &[u8], link: Link) -> bool {
-        *self == Self::All
-            || local_port(frame, link)
-                .is_some_and(|(protocol, port)| self.takes_port(protocol, port))
+        let Self::Only(only) = self else { return true };
+        let is_fragment = || {
+            let protocol = only.has_fragments.then(|| fragment_protocol(frame, link)).flatten();
+            protocol.is_some_and(|protocol| self.takes_protocol(protocol))
+        };
+        local_port(frame, link).is_some_and(|(protocol, port)| self.takes_port(protocol, port))
+            || is_fragment()
     }
 
     /// True if packets of a protocol are taken, to any port.
@@ -139,14 +160,9 @@ impl RxFilter {
 /// Port of this host that a frame is about: its destination, or the source of the segment that an ICMP error quotes. `None`
 /// if it has none, or is a fragment.
 fn local_port(frame: &[u8], link: Link) -> Option<(FilterProtocol, u16)> {
-    let (ethertype, packet) = match link {
-        Link::Ethernet => network(frame)?,
-        Link::Ip if frame.first()? >> 4 == 4 => (ETHERTYPE_IPV4, frame),
-        Link::Ip => (ETHERTYPE_IPV6, frame),
-    };
-    let (number, payload) = match ethertype {
-        ETHERTYPE_IPV4 => ipv4(packet)?,
-        ETHERTYPE_IPV6 => ipv6(packet)?,
+    let (number, payload) = match network(frame, link)? {
+        (ETHERTYPE_IPV4, packet) => ipv4(packet)?,
+        (ETHERTYPE_IPV6, packet) => ipv6(packet)?,
         _ => return None,
     };
     let (protocol, port) = match number {
@@ -161,17 +177,32 @@ fn local_port(frame: &[u8], link: Link) -> Option<(FilterProtocol, u16)> {
     Some((protocol, u16::from_be_bytes(port)))
 }
 
+/// Protocol of a frame with a fragment; `None` for other frames and protocols.
+fn fragment_protocol(frame: &[u8], link: Link) -> Option<FilterProtocol> {
+    let number = match network(frame, link)? {
+        (ETHERTYPE_IPV4, packet) => {
+            let header = ipv4_header(packet)?;
+            is_fragment(header).then_some(header[9])?
+        }
+        (ETHERTYPE_IPV6, packet) => match ipv6(packet)? {
+            (FRAGMENT, header) => *header.first()?,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    FilterProtocol::ALL.into_iter().find(|protocol| protocol.number() == number)
+}
+
 /// Source port of the segment that an ICMP error is about, as the stack reads it.
 fn quoted_port(message: &[u8]) -> Option<[u8; 2]> {
     let quoted = message.get(wire::ICMP_ERROR_BYTES.into()..)?;
-    let header: &[u8; 20] = quoted.first_chunk()?;
-    let (version, header_bytes) = (header[0] >> 4, usize::from(header[0] & 0x0f) * 4);
+    let header = ipv4_header(quoted)?;
     let is_first = u16::from_be_bytes([header[6], header[7]]) & wire::IPV4_OFFSET == 0;
-    let is_segment = version == 4 && is_first && header[9] == FilterProtocol::Tcp.number();
-    if !is_segment || header_bytes < header.len() || !wire::ICMP_ERRORS.contains(message.first()?) {
+    let is_segment = is_first && header[9] == FilterProtocol::Tcp.number();
+    if !is_segment || !wire::ICMP_ERRORS.contains(message.first()?) {
         return None;
     }
-    quoted.get(header_bytes..)?.first_chunk().copied()
+    quoted.get(ipv4_header_bytes(header)..)?.first_chunk().copied()
 }
 
 /// As [`quoted_port`], of ICMPv6.
@@ -185,7 +216,13 @@ fn quoted_port_v6(message: &[u8]) -> Option<[u8; 2]> {
     segment.first_chunk().copied()
 }
 
-fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
+/// Returns the `EtherType`, and the packet.
+fn network(frame: &[u8], link: Link) -> Option<(u16, &[u8])> {
+    match link {
+        Link::Ip if frame.first()? >> 4 == 4 => return Some((ETHERTYPE_IPV4, frame)),
+        Link::Ip => return Some((ETHERTYPE_IPV6, frame)),
+        Link::Ethernet => {}
+    }
     let mut behind = frame.get(12..)?;
     for _ in 0..=MAX_VLAN_TAGS {
         let (&[high, low], rest) = behind.split_first_chunk()?;
@@ -200,14 +237,27 @@ fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
 
 /// Returns the protocol number, and the bytes behind the header.
 fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
-    let header: &[u8; 20] = packet.first_chunk()?;
-    let (version, header_bytes) = (header[0] >> 4, usize::from(header[0] & 0x0f) * 4);
-    let is_fragment = u16::from_be_bytes([header[6], header[7]]) & wire::IPV4_FRAGMENT != 0;
+    let header = ipv4_header(packet)?;
     // Later fragments have no ports, so no fragment is taken.
-    if version != 4 || header_bytes < header.len() || is_fragment {
+    if is_fragment(header) {
         return None;
     }
-    Some((header[9], packet.get(header_bytes..)?))
+    Some((header[9], packet.get(ipv4_header_bytes(header)..)?))
+}
+
+/// Fixed part of an IPv4 header.
+fn ipv4_header(packet: &[u8]) -> Option<&[u8; 20]> {
+    packet
+        .first_chunk()
+        .filter(|header| header[0] >> 4 == 4 && ipv4_header_bytes(header) >= header.len())
+}
+
+fn ipv4_header_bytes(header: &[u8; 20]) -> usize {
+    usize::from(header[0] & 0x0f) * 4
+}
+
+fn is_fragment(header: &[u8; 20]) -> bool {
+    u16::from_be_bytes([header[6], header[7]]) & wire::IPV4_FRAGMENT != 0
 }
 
 /// Returns the protocol number, and the bytes behind the extension headers.

@@ -309,10 +309,12 @@ mod tests {
         let ranges = (0..super::super::MAX_RANGES).map(|number| format!("tcp:{}", 2 * number + 1));
         let take: RxFilter = ranges.collect::<Vec<_>>().join(",").parse().unwrap();
         for link in [Link::Ip, Link::Ethernet] {
-            let whole = filter(&take, link);
-            let narrowed = FlowShare { key: 1, buckets: 1 }.narrow(&whole);
-            assert!(narrowed.len() > whole.len());
-            attach(far.as_fd(), &narrowed).unwrap();
+            for take in [take.clone(), take.clone().with_fragments()] {
+                let whole = filter(&take, link);
+                let narrowed = FlowShare { key: 1, buckets: 1 }.narrow(&whole);
+                assert!(narrowed.len() > whole.len());
+                attach(far.as_fd(), &narrowed).unwrap();
+            }
         }
     }
 }

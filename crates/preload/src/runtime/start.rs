@@ -36,7 +36,7 @@ pub(super) fn open(
 ) -> Result<Prepared, StartError> {
     let open = |name: &String| {
         // Each frame is handed over at once: a request waits for its answer.
-        let (take, packet_ring) = (config.take.clone(), PacketRing::Frames);
+        let (take, packet_ring) = (config.take.clone().with_fragments(), PacketRing::Frames);
         Device::open(&DeviceConfig { take, packet_ring, ..DeviceConfig::new(name, config.via) })
     };
     let mut devices = config.devices.iter().map(open).collect::<forebay::Result<Vec<_>>>()?;

@@ -1,5 +1,6 @@
 //! Several processes with UDP sockets at one address.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::UdpSocket;
 use std::process::{ChildStdin, Command, Stdio};
@@ -90,19 +91,22 @@ run(without_capabilities)
 /// Flows that ask, each from a port of its own.
 const FLOWS: u16 = 300;
 
+/// Question that comes in three fragments.
+const IN_FRAGMENTS: [u8; 4000] = [b'x'; 4000];
+
 /// Longest wait for an answer, after which the flow asks again.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Asks by each flow until there is an answer. Returns the servers that have answered, by flow, and the number of questions
 /// that were answered twice.
-fn ask_all(flows: &[UdpSocket]) -> (Vec<u8>, usize) {
+fn ask_all(flows: &[UdpSocket], question: &[u8]) -> (Vec<u8>, usize) {
     let mut twice = 0;
     let mut ask = |flow: &UdpSocket| {
         let mut answer = [0; 8];
         let mut asked = 0;
         let served = loop {
             asked += 1;
-            flow.send(b"which").unwrap();
+            flow.send(question).unwrap();
             match flow.recv(&mut answer) {
                 Ok(1) => break answer[0] - b'0',
                 Ok(len) => panic!("{len} bytes"),
@@ -143,9 +147,14 @@ impl Servers<'_> {
 /// Asks until these servers, and no others, have answered all flows twice in the same way, and each question once. Each
 /// has a part.
 fn settle(flows: &[UdpSocket], of: &[u8]) -> Vec<u8> {
+    settle_by(b"which", flows, of)
+}
+
+/// As [`settle`], with another question.
+fn settle_by(question: &[u8], flows: &[UdpSocket], of: &[u8]) -> Vec<u8> {
     let mut before = Vec::new();
     loop {
-        let (served, twice) = ask_all(flows);
+        let (served, twice) = ask_all(flows, question);
         let count = |server: &u8| served.iter().filter(|it| *it == server).count();
         let is_even = of.iter().all(|server| count(server) > flows.len() / of.len() / 2);
         let are_all = of.iter().map(count).sum::<usize>() == flows.len();
@@ -188,7 +197,8 @@ pub(crate) fn are_divided() {
     let hosts = Hosts::new();
     let flows = flows(&hosts);
     direct(&hosts, &(CHILDREN.to_owned() + OWN), |servers| {
-        settle(&flows, &[0, 1, 2]);
+        let served = settle(&flows, &[0, 1, 2]);
+        assert_eq!(settle_by(&IN_FRAGMENTS, &flows, &[0, 1, 2]), served);
         servers.order("kill 1");
         let served = settle(&flows, &[0, 2]);
         let of_2 = served.iter().position(|server| *server == 2).unwrap();
@@ -197,6 +207,42 @@ pub(crate) fn are_divided() {
         settle(&flows, &[0]);
         servers.order("open 2");
         settle(&flows, &[0, 2]);
+    });
+}
+
+/// Answers each datagram by its length.
+const LENGTHS: &str = "
+import socket
+it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+it.bind(('10.9.0.1', 7))
+print('bound', flush=True)
+while True:
+    data, peer = it.recvfrom(10000)
+    if data == b'end':
+        break
+    it.sendto(b'%d' % len(data), peer)
+";
+
+/// Fragments to ports that are not taken come, too, but the kernel's sockets have them, and the kernel refuses them.
+pub(crate) fn fragments_are_joined() {
+    let hosts = Hosts::new();
+    let kernels = hosts.near.run(|| UdpSocket::bind("10.9.0.1:8").unwrap());
+    let far = hosts.far.run(|| UdpSocket::bind("10.9.0.2:9").unwrap());
+    direct(&hosts, LENGTHS, |_| {
+        let mut data = [0; 5000];
+        far.send_to(&IN_FRAGMENTS, "10.9.0.1:8").unwrap();
+        assert_eq!(kernels.recv(&mut data).unwrap(), IN_FRAGMENTS.len());
+        far.send_to(&IN_FRAGMENTS, "10.9.0.1:10").unwrap();
+        // Of one host's fragments all take the same way: this datagram comes behind the others.
+        far.send_to(&IN_FRAGMENTS, NEAR).unwrap();
+        let len = far.recv(&mut data).unwrap();
+        assert_eq!(&data[..len], b"4000");
+        let snmp = hosts.far.run(|| fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
+        let mut lines = snmp.lines().filter(|line| line.starts_with("Icmp: "));
+        let [names, counts] = [(); 2].map(|()| lines.next().unwrap());
+        let at = names.split(' ').position(|name| name == "InDestUnreachs").unwrap();
+        assert_eq!(counts.split(' ').nth(at), Some("1"), "the kernel's refusal, and no second");
+        far.send_to(b"end", NEAR).unwrap();
     });
 }
 

@@ -130,7 +130,7 @@ pub enum Fragment {
     /// Whole datagram.
     #[default]
     Whole,
-    /// Whole datagram, marked as a fragment nevertheless (an atomic fragment, RFC 6946).
+    /// Whole datagram, marked as a fragment nevertheless (an atomic fragment, RFC 6946), or joined from fragments.
     Atomic,
     /// First fragment, with the transport header and a part of the payload.
     First,

@@ -142,7 +142,7 @@ fn scattered(map: &XskMap) -> Result<(), Failed> {
 
 fn socket_filter() -> Result<(), Failed> {
     let answers = Answers::default();
-    for take in lists() {
+    for take in lists().into_iter().flat_map(|take| [take.clone(), take.with_fragments()]) {
         for link in [Link::Ethernet, Link::Ip] {
             let (near, far) = UnixDatagram::pair()?;
             far.set_nonblocking(true)?;

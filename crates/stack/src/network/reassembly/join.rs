@@ -3,7 +3,7 @@
 use forebay_buf::{Frame, Pool};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::checksum::{Sum, judge};
-use forebay_rx::parse::{Checksum, Headers, Network, Transport, Verify, parse_into};
+use forebay_rx::parse::{Checksum, Fragment, Headers, Network, Transport, Verify, parse_into};
 
 use super::fragment::fragment_header;
 use super::pieces::Pieces;
@@ -72,6 +72,7 @@ pub(super) fn join(pieces: Pieces, pool: &mut Pool) -> Result<Packet, Box<NoData
     if packet.is_chain() {
         judge_chain(&mut packet);
     }
+    packet.headers.fragment = Fragment::Atomic;
     Ok(packet)
 }
 
