@@ -196,13 +196,16 @@ pub(crate) fn mtu_by_family() {
     assert_eq!(told(Some(CONFIG)), told(None));
 }
 
-/// Accepts a connection and sends more than its window holds.
+/// Accepts two connections and sends more by each than its window holds. Tells the MTU of their paths before and after.
 const SENDS: &str = "
 import socket
 listener = socket.create_server(('10.9.0.1', 7))
-connection, peer = listener.accept()
-connection.sendall(bytes(300_000))
-print(connection.recv(1), connection.getsockopt(socket.IPPROTO_IP, 14)) # IP_MTU
+for _ in range(2):
+    connection, peer = listener.accept()
+    mtu = lambda: connection.getsockopt(socket.IPPROTO_IP, 14) # IP_MTU
+    before = mtu()
+    connection.sendall(bytes(300_000))
+    print(connection.recv(1), before, mtu())
 ";
 
 /// Path with a router whose next link is smaller than both ends': only its errors tell of it.
@@ -217,12 +220,12 @@ pub(crate) fn path_mtu_is_heard() {
         beyond.command("ip addr add 10.8.0.2/24 dev exd");
         beyond.command("ip route add 10.9.0.0/24 via 10.8.0.1");
         thread::scope(|scope| {
-            scope.spawn(|| beyond.run(receive));
+            scope.spawn(|| beyond.run(|| (0..2).for_each(|_| receive())));
             hosts.lines(Command::new("python3").args(["-c", SENDS]), config)
         })
     };
     let kernels = told(None);
-    assert_eq!(kernels, ["b'x' 1300"]);
+    assert_eq!(kernels, ["b'x' 1500 1300", "b'x' 1300 1300"]);
     for via in ["af_packet", "af_xdp"] {
         assert_eq!(told(Some(&CONFIG.replace("af_packet", via))), kernels, "{via}");
     }

@@ -13,8 +13,8 @@ use forebay_stack::Division;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{
-    FastOpenCache, Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig, TcpCounters,
-    TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSocket,
+    FastOpenCache, Flow, FlowHasher, Found, HashedFlow, PathError, State, Tcp, TcpConfig,
+    TcpCounters, TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -422,7 +422,7 @@ impl NetState {
         cpu: CpuIndex,
         segments: &mut Vec<Packet>,
     ) {
-        let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
+        let now_ns = self.tcp.clock().now_ns();
         let mut to_notify = ToNotify::default();
         for packet in segments.drain(..) {
             let hash = packet.hash;
@@ -430,6 +430,9 @@ impl NetState {
             let index = flow.as_ref().map_or(ShardIndex(0), |flow| self.tcp.shard_of_hashed(flow));
             let source = flow.as_ref().map(|flow| flow.flow().theirs.ip());
             let back = source.and_then(|source| WayBack::of(&packet, source));
+            let of_path = source.and_then(|source| self.path_mtus.find(source, now_ns));
+            let mtu_bytes = of_path.map_or(on.mtu, |of_path| of_path.min(on.mtu));
+            let device = TcpDevice { mtu_bytes, is_whole_host: on.is_whole_host };
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 tcp.receive(packet, flow.as_ref(), device, out)
             };
@@ -450,7 +453,12 @@ impl NetState {
     pub(in crate::net) fn receive_path_error(&self, about: &TcpPathError) {
         let &TcpPathError { flow, seq, error } = about;
         let index = self.tcp.shard_of(&flow);
-        self.call_tcp(index, |tcp, out| tcp.receive_error(&flow, seq, error, out));
+        let is_believed =
+            self.call_tcp(index, |tcp, out| tcp.receive_error(&flow, seq, error, out));
+        if let (PathError::TooBig { mtu_bytes }, true) = (error, is_believed) {
+            // The next connections to this host begin with it.
+            self.path_mtus.learn(flow.theirs.ip(), mtu_bytes, self.tcp.clock().now_ns());
+        }
     }
 
     /// Resets all connections, as the run has ended, and wakes who waits for them.

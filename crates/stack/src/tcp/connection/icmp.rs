@@ -46,20 +46,20 @@ const MIN_PATH_MTU: u32 = 552;
 const MIN_PATH_MTU_V6: u32 = 1280;
 
 impl Connection {
-    /// Processes an error about the segment that began at `seq`.
+    /// Processes an error about the segment that began at `seq`. Returns whether it was believed.
     pub(in crate::tcp) fn on_path_error(
         &mut self,
         error: PathError,
         seq: Seq,
         cx: &mut Context<'_>,
-    ) {
+    ) -> bool {
         let is_outstanding =
             !seq.is_before(self.first_outstanding()) && !seq.is_after(self.send.next);
         if self.state == State::Closed || self.waits_for_data() || !is_outstanding {
             // RFC 5927, section 4.1: only errors about segments in flight are believed. As in the kernel,
             // the next one counts as such.
             cx.counters.out_of_window_icmps.add(1);
-            return;
+            return false;
         }
         match error {
             PathError::TooBig { mtu_bytes } => self.shrink_path(mtu_bytes, cx),
@@ -81,6 +81,7 @@ impl Connection {
                 }
             }
         }
+        true
     }
 
     /// Takes back a doubling of the time-out (RFC 6069; `tcp_ld_RTO_revert`).

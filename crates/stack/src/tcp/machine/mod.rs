@@ -419,27 +419,38 @@ impl Tcp {
         None
     }
 
-    /// Processes an ICMP error about a segment of ours that began at `seq`.
-    pub fn receive_error(&mut self, flow: &Flow, seq: Seq, error: PathError, out: &mut TcpOut<'_>) {
+    /// Processes an ICMP error about a segment of ours that began at `seq`. Returns whether it was believed, as one about a
+    /// segment in flight (RFC 5927).
+    pub fn receive_error(
+        &mut self,
+        flow: &Flow,
+        seq: Seq,
+        error: PathError,
+        out: &mut TcpOut<'_>,
+    ) -> bool {
         match self.targets.find(flow) {
             Some(Target::Connection(index)) => {
-                self.with_connection(index, out, |connection, cx| {
-                    connection.on_path_error(error, seq, cx);
-                });
+                let process = |connection: &mut Connection, cx: &mut Context<'_>| {
+                    connection.on_path_error(error, seq, cx)
+                };
+                self.with_connection(index, out, process) == Some(true)
             }
             Some(Target::Request(at)) => self.end_handshake(at, seq, error),
-            Some(Target::TimeWait(_)) | None => {}
+            Some(Target::TimeWait(_)) | None => false,
         }
     }
 
-    /// An error about a SYN-ACK (`tcp_req_err`).
-    fn end_handshake(&mut self, at: u32, seq: Seq, error: PathError) {
+    /// Processes an error about a SYN-ACK (`tcp_req_err`), as [`receive_error`](Self::receive_error).
+    fn end_handshake(&mut self, at: u32, seq: Seq, error: PathError) -> bool {
         if self.requests.at(at).is_some_and(|request| request.sequence != seq) {
             self.counters.out_of_window_icmps.add(1);
-        } else if let PathError::Unreachable { ends_handshake: true, .. } = error {
+            return false;
+        }
+        if let PathError::Unreachable { ends_handshake: true, .. } = error {
             self.drop_request(at);
             self.counters.listen_drops.add(1);
         }
+        true
     }
 
     fn receive_connected(
