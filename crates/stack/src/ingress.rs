@@ -377,7 +377,7 @@ impl Stack {
             FoundSocket::One(socket) => self.put(socket, packet, context),
             // Its fragments came without their port: the kernel, which has them too, answers.
             FoundSocket::None if was_fragment(&packet) && !context.identity.is_whole_host => {
-                self.drop_datagram(packet, NetworkDrop::NoSocket, context.pool);
+                self.drop_datagram(packet, NetworkDrop::OtherProcess, context.pool);
             }
             FoundSocket::None => self.answer_unreachable(packet, context),
         }

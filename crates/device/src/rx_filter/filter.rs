@@ -19,7 +19,7 @@ pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
     filter.place(FilterLabel::Ipv4);
     ipv4(&mut filter, destinations.has_fragments());
     filter.place(FilterLabel::Ipv6);
-    ipv6(&mut filter);
+    ipv6(&mut filter, destinations.has_fragments());
     filter.end_with(NONE, FilterLabel::OtherPacket, FilterLabel::OtherPort);
     filter.place(FilterLabel::Transport);
     transport(&mut filter, destinations);
@@ -187,7 +187,13 @@ fn ipv4(filter: &mut FilterAssembler, has_fragments: bool) {
     filter.jump(if has_fragments { FilterLabel::FragmentOf } else { FilterLabel::OtherPacket });
 }
 
-fn ipv6(filter: &mut FilterAssembler) {
+fn ipv6(filter: &mut FilterAssembler, has_fragments: bool) {
+    let behind = |filter: &mut FilterAssembler| {
+        if has_fragments {
+            filter.jump_if(IF_EQUAL, FRAGMENT.into(), FilterLabel::Ipv6Fragment);
+        }
+        filter.jump(FilterLabel::Transport);
+    };
     filter.run(LOAD_BYTE_AT_X, 0); // version and traffic class
     filter.run(SHIFT_RIGHT, 4);
     filter.jump_unless(IF_EQUAL, 6, FilterLabel::OtherPacket);
@@ -205,7 +211,7 @@ fn ipv6(filter: &mut FilterAssembler) {
         for kind in wire::EXTENSION_HEADERS {
             filter.jump_if(IF_EQUAL, kind.into(), FilterLabel::Extension(number));
         }
-        filter.jump(FilterLabel::Transport);
+        behind(filter);
         filter.place(FilterLabel::Extension(number));
         filter.run(LOAD_BYTE_AT_X, 0);
         filter.run(STORE_MEMORY, PROTOCOL);
@@ -215,7 +221,8 @@ fn ipv6(filter: &mut FilterAssembler) {
         filter.run(ADD_X, 0);
         filter.run(A_TO_X, 0);
     }
-    filter.jump(FilterLabel::Transport);
+    filter.run(LOAD_MEMORY, PROTOCOL);
+    behind(filter);
 }
 
 /// Compares the port with each range of its protocol, in rising order.
@@ -227,9 +234,6 @@ fn transport(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
     if !destinations.ports(FilterProtocol::Tcp).is_empty() {
         filter.jump_if(IF_EQUAL, wire::ICMP.into(), FilterLabel::Icmp);
         filter.jump_if(IF_EQUAL, wire::ICMPV6.into(), FilterLabel::Icmpv6);
-    }
-    if destinations.has_fragments() {
-        filter.jump_if(IF_EQUAL, FRAGMENT.into(), FilterLabel::Ipv6Fragment);
     }
     filter.jump(FilterLabel::OtherPort);
     if destinations.has_fragments() {

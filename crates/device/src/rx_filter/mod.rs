@@ -238,7 +238,7 @@ fn network(frame: &[u8], link: Link) -> Option<(u16, &[u8])> {
 /// Returns the protocol number, and the bytes behind the header.
 fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
     let header = ipv4_header(packet)?;
-    // Later fragments have no ports, so no fragment is taken.
+    // Later fragments have no ports.
     if is_fragment(header) {
         return None;
     }

@@ -6,6 +6,8 @@ use std::net::UdpSocket;
 use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
+use forebay_testkit::namespaces::cable::Namespace;
+
 use super::{Hosts, NEAR, preloaded};
 
 /// Three processes that answer each datagram with their number. One that is told to closes its socket, and binds anew once it is
@@ -230,22 +232,40 @@ pub(crate) fn fragments_are_joined() {
     let hosts = Hosts::new();
     let kernels = hosts.near.run(|| UdpSocket::bind("10.9.0.1:8").unwrap());
     let far = hosts.far.run(|| UdpSocket::bind("10.9.0.2:9").unwrap());
+    [&kernels, &far].map(|socket| socket.set_read_timeout(Some(AGAIN)).unwrap());
+    let send = |to| far.send_to(&IN_FRAGMENTS, to).unwrap();
     direct(&hosts, LENGTHS, |_| {
         let mut data = [0; 5000];
-        far.send_to(&IN_FRAGMENTS, "10.9.0.1:8").unwrap();
-        assert_eq!(kernels.recv(&mut data).unwrap(), IN_FRAGMENTS.len());
-        far.send_to(&IN_FRAGMENTS, "10.9.0.1:10").unwrap();
-        // Of one host's fragments all take the same way: this datagram comes behind the others.
-        far.send_to(&IN_FRAGMENTS, NEAR).unwrap();
-        let len = far.recv(&mut data).unwrap();
-        assert_eq!(&data[..len], b"4000");
-        let snmp = hosts.far.run(|| fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
-        let mut lines = snmp.lines().filter(|line| line.starts_with("Icmp: "));
-        let [names, counts] = [(); 2].map(|()| lines.next().unwrap());
-        let at = names.split(' ').position(|name| name == "InDestUnreachs").unwrap();
-        assert_eq!(counts.split(' ').nth(at), Some("1"), "the kernel's refusal, and no second");
+        let ask = || {
+            let mut answer = [0; 8];
+            loop {
+                send(NEAR);
+                if let Ok(len) = far.recv(&mut answer) {
+                    break assert_eq!(&answer[..len], b"4000");
+                }
+            }
+        };
+        while kernels.recv(&mut data).ok() != Some(IN_FRAGMENTS.len()) {
+            send("10.9.0.1:8");
+        }
+        let refused = || icmp(&hosts.far, "InDestUnreachs");
+        while refused() == 0 {
+            send("10.9.0.1:10");
+            ask(); // behind the others: fragments of one host take one way
+        }
+        ask();
+        assert_eq!(refused(), icmp(&hosts.near, "OutDestUnreachs"), "the kernel's alone");
         far.send_to(b"end", NEAR).unwrap();
     });
+}
+
+/// Counter of ICMP of a host's kernel.
+fn icmp(host: &Namespace, name: &str) -> u64 {
+    let snmp = host.run(|| fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
+    let mut lines = snmp.lines().filter(|line| line.starts_with("Icmp: "));
+    let [names, counts] = [(); 2].map(|()| lines.next().unwrap());
+    let at = names.split(' ').position(|it| it == name).unwrap();
+    counts.split(' ').nth(at).unwrap().parse().unwrap()
 }
 
 pub(crate) fn flow_is_the_connecteds() {

@@ -212,13 +212,8 @@ for _ in range(2):
 pub(crate) fn path_mtu_is_heard() {
     let told = |config: Option<&str>| {
         let (hosts, beyond) = (Hosts::new(), Namespace::new());
-        Cable { near: (&hosts.far, "exc"), far: (&beyond, "exd") }.lay();
-        hosts.near.command("ip route add 10.8.0.0/24 via 10.9.0.2");
-        hosts.far.command("ip addr add 10.8.0.1/24 dev exc");
+        route(&hosts, &beyond);
         hosts.far.command("ip link set exc mtu 1300");
-        hosts.far.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
-        beyond.command("ip addr add 10.8.0.2/24 dev exd");
-        beyond.command("ip route add 10.9.0.0/24 via 10.8.0.1");
         thread::scope(|scope| {
             scope.spawn(|| beyond.run(|| (0..2).for_each(|_| receive())));
             hosts.lines(Command::new("python3").args(["-c", SENDS]), config)
@@ -231,16 +226,53 @@ pub(crate) fn path_mtu_is_heard() {
     }
 }
 
-/// Connects once the server listens, and answers when all has come.
+/// Makes the far host a router between the near one and a third.
+fn route(hosts: &Hosts, beyond: &Namespace) {
+    Cable { near: (&hosts.far, "exc"), far: (beyond, "exd") }.lay();
+    hosts.near.command("ip route add 10.8.0.0/24 via 10.9.0.2");
+    hosts.far.command("ip addr add 10.8.0.1/24 dev exc");
+    hosts.far.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+    beyond.command("ip addr add 10.8.0.2/24 dev exd");
+    beyond.command("ip route add 10.9.0.0/24 via 10.8.0.1");
+}
+
+/// Accepts a connection and reads it to its end.
+const READS: &str = "
+import socket
+listener = socket.create_server(('10.9.0.1', 7))
+connection, peer = listener.accept()
+print(sum(len(part) for part in iter(lambda: connection.recv(1 << 20), b'')))
+";
+
+/// A peer that does not discover the MTU of its path: a router divides its segments.
+pub(crate) fn fragments_are_joined() {
+    let (hosts, beyond) = (Hosts::new(), Namespace::new());
+    route(&hosts, &beyond);
+    hosts.far.command("ip link set exb mtu 1300");
+    let knob = "/proc/sys/net/ipv4/ip_no_pmtu_disc";
+    beyond.run(|| std::fs::write(knob, "1").unwrap());
+    thread::scope(|scope| {
+        scope.spawn(|| beyond.run(|| connected().write_all(&[7; 300_000]).unwrap()));
+        let lines = hosts.lines(Command::new("python3").args(["-c", READS]), Some(CONFIG));
+        assert_eq!(lines, ["300000"]);
+    });
+}
+
+/// Answers when all has come by a connection.
 fn receive() {
-    let mut stream = loop {
-        match TcpStream::connect(NEAR) {
-            Ok(stream) => break stream,
-            Err(_) => thread::yield_now(),
-        }
-    };
+    let mut stream = connected();
     stream.read_exact(&mut [0; 300_000]).unwrap();
     stream.write_all(b"x").unwrap();
+}
+
+/// Connects, once the server listens.
+fn connected() -> TcpStream {
+    loop {
+        match TcpStream::connect(NEAR) {
+            Ok(stream) => return stream,
+            Err(_) => thread::yield_now(),
+        }
+    }
 }
 
 /// Asks for signals of what arrives at a UDP socket, a listener and a connection, in both ways, before the socket is taken

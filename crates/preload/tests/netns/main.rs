@@ -68,6 +68,7 @@ fn main() {
         ("exe_4_arrivals_are_signalled", listeners::arrivals_are_signalled),
         ("exe_4_mtu_is_told_by_both_families", listeners::mtu_by_family),
         ("exe_4_small_path_is_heard_of", listeners::path_mtu_is_heard),
+        ("exe_4_fragmented_segments_are_joined", listeners::fragments_are_joined),
         ("exe_6_end_returns_from_no_accept", listeners::no_return_at_the_end),
         ("exe_4_refused_listener_stays_refused", listeners::refused_twice),
         ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),

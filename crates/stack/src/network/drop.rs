@@ -62,7 +62,8 @@ reasons! {
         TcpCsum = "tcp_csum",
         /// A wrong UDP checksum, or none over IPv6.
         UdpCsum = "udp_csum",
-        /// Of another process, which has sockets at the same port.
+        /// Of another process, which has sockets at the same port, or of the kernel, whose sockets have the ports that are not
+        /// taken.
         OtherProcess = "other_process",
         /// No socket is bound to the destination port.
         NoSocket = "no_socket",
