@@ -163,7 +163,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) write_pcap: Option<PathBuf>,
 
-    /// Write merged packets as the frames they were merged of; lro has forgotten all but the
+    /// Write merged packets as the frames they were merged from; lro keeps only the
     /// newest acknowledgement, window, timestamps and id
     #[arg(long, requires = "write_pcap")]
     pub(crate) resegment: bool,

@@ -77,14 +77,14 @@ fn write_queue(f: &mut fmt::Formatter<'_>, queue: &Explained, flow: FlowHash) ->
     writeln!(f, "  next:  {}", next(state, *at_ns))?;
     writeln!(f, "  slot:  {}", slot(state, *at_ns, flow))?;
     match state.moves.len() {
-        0 => writeln!(f, "  moves: none that is remembered")?,
-        moves => writeln!(f, "  moves: {moves} remembered, the oldest first")?,
+        0 => writeln!(f, "  moves: none recorded")?,
+        moves => writeln!(f, "  moves: {moves} recorded, the oldest first")?,
     }
     for moved in &state.moves {
         writeln!(f, "    {}", how_it_moved(moved, flow))?;
     }
     if drops.is_empty() {
-        writeln!(f, "  drops: none that is remembered")?;
+        writeln!(f, "  drops: none recorded")?;
     }
     drops.iter().try_for_each(|drops| writeln!(f, "  drops: {}", how_it_dropped(drops)))
 }
@@ -92,10 +92,8 @@ fn write_queue(f: &mut fmt::Formatter<'_>, queue: &Explained, flow: FlowHash) ->
 /// Current CPU of the flow.
 fn now(state: &FlowState, flow: FlowHash) -> String {
     match state.cpu {
-        _ if state.is_fenced => {
-            "only the fence knows: the table was replaced since its last packet".to_owned()
-        }
-        None => "nowhere: no packet has come through its slot".to_owned(),
+        _ if state.is_fenced => "unknown: the table was replaced since its last packet".to_owned(),
+        None => "nowhere: no packet has come in its slot yet".to_owned(),
         Some(cpu) if state.last_flow == flow => format!("on CPU {cpu}: its last packet went there"),
         Some(cpu) => {
             let last = hex(state.last_flow);
@@ -158,7 +156,7 @@ fn slot(state: &FlowState, at_ns: u64, flow: FlowHash) -> String {
     let others = state.sharers.iter().filter(|sharer| **sharer != flow);
     let others: Vec<_> = others.map(|sharer| hex(*sharer)).collect();
     let shared = match state.watched_since_ns.map(|since_ns| at_ns.saturating_sub(since_ns)) {
-        None => "who shares it is noted from now on".to_owned(),
+        None => "flows that share it are recorded from now on".to_owned(),
         Some(watched) if others.is_empty() => {
             format!("shared with nobody in {} of watching", span(watched))
         }
@@ -235,14 +233,14 @@ fn reason(steer_reason: SteerReason) -> &'static str {
 fn loss(reason: DropReason) -> &'static str {
     match reason {
         DropReason::LinkType => "its link type cannot be read",
-        DropReason::LengthError => "the device's lengths of it do not go together",
-        DropReason::VnetHeader => "what came before it does not go with it",
-        DropReason::Oversize => "larger than any memory for packets",
+        DropReason::LengthError => "the device reported inconsistent lengths",
+        DropReason::VnetHeader => "its virtio-net header is invalid",
+        DropReason::Oversize => "larger than the largest frame",
         DropReason::NoBuffer => "no memory for packets was free",
-        DropReason::HoldFull => "as many packets were held as may be",
+        DropReason::HoldFull => "the limit of held packets was reached",
         DropReason::BacklogFull => "the backlog was at netdev_max_backlog",
         DropReason::FlowLimit => "the flow had more than its share of a backlog half full",
-        DropReason::CpuLost => "the CPU's thread died with it in its hands",
+        DropReason::CpuLost => "the CPU's thread died while it processed the packet",
     }
 }
 

@@ -20,8 +20,7 @@ pub struct ListedKnob {
     pub path: String,
     /// Current value.
     pub value: String,
-    /// Value that the current one is the part of that is in force. Most are wholly in force; of `rps_cpus` only the CPUs
-    /// that run.
+    /// Value as written. It differs from `value` only for `rps_cpus`, of which only the CPUs that run are in force.
     pub requested: String,
     /// Default value; empty if it is random or unknown.
     pub default: String,
@@ -131,7 +130,9 @@ fn meaning(file: File) -> &'static str {
         File::Possible => "the CPUs that may run",
         File::SoftnetStat => "counters of all CPUs, in the kernel's format",
         File::Counter(..) => "a counter of the CPU",
-        File::FlowKey => "what tells a flow: auto, outer or inner headers, QUIC's connection IDs",
+        File::FlowKey => {
+            "what identifies a flow: auto, outer or inner headers, QUIC's connection IDs"
+        }
         File::HashKey => "what flows are hashed with, in hexadecimal",
     }
 }
@@ -140,7 +141,7 @@ fn meaning(file: File) -> &'static str {
 const COALESCE_MEANINGS: [&str; CoalesceChange::KNOBS.len()] = [
     "how segments of a flow are merged: gro, lro or off",
     "where: arrive (before steering) or deliver (on each CPU)",
-    "flows of which segments can be held at once",
+    "number of flows with held segments, at most",
     of_kernel(Knob::GroFlushTimeout),
     of_kernel(Knob::NapiDeferHardIrqs),
     of_kernel(Knob::Mtu),

@@ -40,7 +40,7 @@ pub(super) struct Worker<H> {
     pub(super) mailboxes: Mailboxes,
     /// Policies that may need the time of delivery.
     pub(super) policies: Policies,
-    /// Begin of the delivery in the current turn, until its end is known.
+    /// Start of the delivery in the current turn, until its end is known.
     pub(super) delivering_since_ns: Option<u64>,
     /// Budgets of a turn.
     pub(super) limits: Limits,
@@ -54,6 +54,7 @@ pub(super) struct Worker<H> {
     pub(super) turns: u64,
     /// Queue to start with next turn; the last turn ran out of budget there.
     pub(super) first_queue: usize,
+    /// True if the last turn had no budget left for the backlogs: the next one delivers first.
     pub(super) backlogs_first: bool,
     /// True if the last turn polled all queues.
     pub(super) has_polled_all: bool,
@@ -91,7 +92,8 @@ pub(super) struct ThreadRestarts {
 }
 
 impl<H: Handler> Worker<H> {
-    /// Runs a turn that begins at `now_ns`: polls each queue once, delivers, then returns frames.
+    /// Runs a turn that begins at `now_ns`: polls each queue once, delivers, then returns frames. After a turn whose budget
+    /// left the backlogs unserved, delivers first.
     pub(super) fn turn(&mut self, now_ns: u64) -> Activity {
         self.begin_turn(now_ns);
         let (activity, delivered) = if self.backlogs_first {

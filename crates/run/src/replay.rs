@@ -66,7 +66,7 @@ pub struct ReplayConfig {
     pub work_ns: u64,
     /// Directory for delivered packets, one capture for each CPU.
     pub write_pcap: Option<PathBuf>,
-    /// True if merged packets are written as the frames that they were merged of.
+    /// True if merged packets are written as the frames that they were merged from.
     pub resegment: bool,
     /// Limits of the files of captures.
     pub rotation: Rotation,

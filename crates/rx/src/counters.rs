@@ -137,7 +137,7 @@ pub struct IntakeCounters {
 }
 
 /// Counters of an intake for one target CPU, in frames: a merged packet counts as many as it was
-/// merged of.
+/// merged from.
 #[derive(Debug, Default)]
 pub struct TargetCounters {
     /// Number of frames put on the backlog, by [`SteerReason::index`].

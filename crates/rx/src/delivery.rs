@@ -35,14 +35,14 @@ pub trait Handler: Send {
         None
     }
 
-    /// Descriptor that is readable while there is something to do without packets, by the next turns; `None` without one. The
-    /// CPU does not sleep meanwhile.
+    /// Descriptor that is readable while the handler has work that no packet causes, for the next turns; `None` without one.
+    /// The CPU does not sleep while it is readable.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// True if packets handled since the last call filled half of their readers' buffers or more, and nobody waits for one of
-    /// them. False if there were none, or if the handler does not know.
+    /// True if, since the last call, a reader's buffer was at least half full, and neither a reader nor a peer was waiting for
+    /// a packet. False if there were no packets, or if the handler does not know.
     fn are_readers_behind(&mut self) -> bool {
         false
     }

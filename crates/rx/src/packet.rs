@@ -199,7 +199,7 @@ impl Packet {
         self.frame.follower_count() > 0
     }
 
-    /// True if the packet was merged of several frames, which it still holds.
+    /// True if the packet was merged from several frames, which it still holds.
     #[inline]
     #[must_use]
     pub fn is_merged(&self) -> bool {

@@ -50,8 +50,8 @@ pub trait Host: fmt::Debug + Send {
     /// Neighbours learned on a device, shared by all CPUs.
     fn neighbours(&self, device: usize) -> MutexGuard<'_, Neighbours>;
 
-    /// Sends packets out of a device, unchanged. An answer longer than the MTU leaves in
-    /// [fragments](crate::network::fragment_out::FragmentedAnswer). `packets` is empty afterwards.
+    /// Sends packets out of a device. An answer longer than the MTU leaves in
+    /// [fragments](crate::network::fragment_out::FragmentedAnswer), all others unchanged. `packets` is empty afterwards.
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>);
 
     /// Takes segments for this host's TCP, which arrived on a device where it has the identity `on`.

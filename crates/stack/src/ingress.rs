@@ -81,9 +81,9 @@ pub struct Stack {
 /// Readers of the packets since the last [`Handler::are_readers_behind`].
 #[derive(Clone, Copy, Default, Debug)]
 struct Readers {
-    /// True if a reader has half of its buffer to read first.
+    /// True if a reader's buffer is at least half full.
     is_one_behind: bool,
-    /// True if a reader may wait for one soon, or a peer for the answer.
+    /// True if a reader or a peer may be waiting for something that was delivered.
     is_one_waiting: bool,
 }
 
@@ -102,7 +102,7 @@ impl Readers {
 struct RxContext<'a> {
     /// Identity of this host on the device that the packets arrived on.
     identity: &'a Identity,
-    /// The device itself, as datagrams tell it.
+    /// Index of that device, as in `Headers::device`.
     device: u8,
     /// Current time, in ns.
     now_ns: u64,
@@ -110,7 +110,7 @@ struct RxContext<'a> {
     pool: &'a mut Pool,
     /// Buffer policy for slow readers.
     policy: ReclaimPolicy,
-    /// Packets to be sent out of the same device, unchanged (out).
+    /// Answers to be sent out of the same device; in fragments if longer than its MTU (out).
     answers: &'a mut Vec<Packet>,
     /// Neighbour observations made while processing this batch (out).
     observations: &'a mut Vec<NeighbourObservation>,
@@ -345,7 +345,7 @@ impl Stack {
         }
     }
 
-    /// Finds the socket of a datagram.
+    /// Delivers a datagram to its socket, or to all of its group; without one, answers or drops it.
     fn deliver(&mut self, mut packet: Packet, context: &mut RxContext<'_>) {
         packet.headers.device = context.device; // of one that was joined or cut since it was received, too
         let Some(wanted) = LookupKey::of(&packet, self.cpu) else {

@@ -15,7 +15,7 @@ pub mod ingress; // the third spine: from the delivery's batch to the sockets
 pub mod network; // IP receive processing: local address check, validation, reassembly
 mod division; //     processes that have sockets at the same ports
 pub mod socket; //  UDP socket lookup, and the queue to the socket's reader
-pub mod tcp; //     TCP of one CPU: connections, listeners, timers
+pub mod tcp; //     TCP of one shard of a host: connections, listeners, timers
 
 pub use division::Division;
 pub use host::Host;

@@ -219,7 +219,7 @@ pub enum Error {
         source: SourceError,
     },
     /// A sink failed with an error that is not of this crate.
-    #[error("the device that packets are sent out of failed: {source}")]
+    #[error("the output device failed: {source}")]
     Sink {
         /// Message.
         source: SinkError,
@@ -300,8 +300,9 @@ impl Error {
                 "say with --take what may be taken, as in --take udp:53, or --yes to take all"
                     .to_owned()
             }
-            Self::Source { .. } => "see what the source needs".to_owned(),
-            Self::Sink { .. } => "see what the sink needs".to_owned(),
+            Self::Source { .. } | Self::Sink { .. } => {
+                "see the message above; check that the device is up, then start again".to_owned()
+            }
             Self::Panicked { .. } => {
                 "this is a bug: please report it with the command and the seed".to_owned()
             }

@@ -56,7 +56,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     burst: Option<u32>,
 
-    /// lro: flows of which segments can be held at once
+    /// lro: flows whose segments can be held at once
     #[arg(long, value_name = "N", default_value_t = forebay_rx::coalesce::LRO_DESCRIPTORS,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(forebay_rx::coalesce::LRO_DESCRIPTORS_MAX)))]
     descriptors: u32,

@@ -32,7 +32,7 @@ pub(crate) struct RunArgs {
     pub(crate) via: Via,
 
     /// Receive queues of each device: the first ones that the device has (af_xdp, vhost-user), or
-    /// as many as the kernel is to deal its packets out to
+    /// as many as the kernel spreads its packets over
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) queues: NonZeroU16,
 
@@ -49,7 +49,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum)]
     pub(crate) copy: Option<CopyArg>,
 
-    /// Have polling drive the device (af_xdp)
+    /// Drive the device by busy polling instead of interrupts (af_xdp)
     #[arg(long)]
     pub(crate) busy_poll: bool,
 
@@ -84,8 +84,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) whole_tunnels: bool,
 
-    /// Write merged packets to captures as the frames they were merged of; lro has forgotten
-    /// all but the newest acknowledgement, window, timestamps and id
+    /// Write merged packets to captures as the frames they were merged from; lro keeps
+    /// only the newest acknowledgement, window, timestamps and id
     #[arg(long)]
     pub(crate) resegment: bool,
 
@@ -144,7 +144,7 @@ The table [run] of a --config file has these options, by their names without das
   devices = [\"eth1\"]
   take = \"udp:53\"
 
-SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again, or ends it if there is none. A signal that was
+SIGINT and SIGTERM end the run cleanly; SIGHUP has it read --config again, or ends it if there is none. A signal that was
 ignored when the program was started, as under nohup, does not end it.";
 
 /// A device, and how it is opened, if specified.

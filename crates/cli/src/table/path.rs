@@ -109,7 +109,7 @@ pub(super) fn coalescing(path: &PathReport) -> String {
         as_f64(lro.segments_in) / as_f64(lro.packets_out).max(1.0),
         lro.bytes_per_packet,
     );
-    for (what, counts) in [("not merged", &lro.refused), ("let go", &lro.flushes)] {
+    for (what, counts) in [("not merged", &lro.refused), ("flushed", &lro.flushes)] {
         let mut counts: Vec<_> = counts.iter().filter(|(_, count)| **count > 0).collect();
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let counts = counts.iter().map(|(name, count)| format!("{} {name}", grouped(**count)));
@@ -129,7 +129,7 @@ pub(super) fn losses(path: &PathReport) -> String {
     }
     let parse = &path.parse;
     for (what, count) in [
-        ("headers that lie", parse.flawed),
+        ("inconsistent headers", parse.flawed),
         ("wrong IP checksums", parse.ip_checksum_bad),
         ("wrong TCP or UDP checksums", parse.l4_checksum_bad),
         ("checksums left to a device, completed", parse.checksums_completed),

@@ -106,7 +106,7 @@ mod tests {
                 "    {number}.000000 s: CPU 0 to CPU 1, since the RPS map says so (rps); at once"
             )
         }));
-        told.push("  drops: none that is remembered".to_owned());
+        told.push("  drops: none recorded".to_owned());
         told.push("rx-1, polled by CPU 1, at 1.000001 s".to_owned());
         told.push(format!("{NOWHERE}: no packet has come through its slot"));
         told

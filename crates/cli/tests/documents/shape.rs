@@ -11,7 +11,7 @@ const IF_ANY: [&str; 11] = [
     "dropped",
     "noticed",
     "not merged:",
-    "let go:",
+    "flushed:",
     "N packet without a flow hash",
     "N move between CPUs",
     "now:",

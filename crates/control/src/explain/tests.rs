@@ -143,7 +143,7 @@ fn flow_location_in_words() {
         ),
         (
             FlowState { cpu: None, is_fenced: true, ..settled() },
-            ["only the fence knows", "it waits until every CPU has processed"],
+            ["unknown: the table was replaced", "it waits until every CPU has processed"],
         ),
     ] {
         let told = [now(&state, FLOW), next(&state, 1_001_000)];

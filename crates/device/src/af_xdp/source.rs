@@ -176,7 +176,7 @@ impl XdpSource {
     fn refused(&self, refused: OpenError, memory_bytes: u64) -> Error {
         let help = match refused.source.raw_os_error() {
             Some(libc::EBUSY) => "another program has that queue: end it, or take another device",
-            Some(libc::ENETDOWN) => "set it up: ip link set up dev NAME",
+            Some(libc::ENETDOWN) => &format!("set it up: ip link set {} up", self.name),
             Some(libc::ENODEV) => return Error::DeviceGone { name: self.name.clone() },
             Some(libc::EOPNOTSUPP) => "its driver cannot do that: give --copy auto",
             Some(libc::ENOBUFS | libc::ENOMEM) => {
@@ -186,7 +186,9 @@ impl XdpSource {
                 "the packet memory must be locked: raise the limit (ulimit -l), give CAP_IPC_LOCK, \
                  or ask for less memory"
             }
-            Some(libc::EINVAL) => "check that it has that many queues: ethtool -l NAME",
+            Some(libc::EINVAL) => {
+                &format!("check that it has that many queues: ethtool -l {}", self.name)
+            }
             Some(libc::EAFNOSUPPORT) => "this kernel has no AF_XDP: give --via af_packet",
             _ => "see the kernel's log, or give --via af_packet",
         };

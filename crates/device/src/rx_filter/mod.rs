@@ -56,7 +56,7 @@ pub enum RxFilter {
     /// Every frame.
     #[default]
     All,
-    /// Packets to these destination ports.
+    /// Packets to these destination ports, ICMP errors about segments from the TCP ports, and fragments if asked for.
     Only(FilterDestinations),
 }
 

@@ -23,7 +23,7 @@ struct Lost<'a> {
     drop: &'a str,
 }
 
-/// Line of a packet merged of these frames, or of a packet of one frame. The latter may be a GSO
+/// Line of a packet merged from these frames, or of a packet of one frame. The latter may be a GSO
 /// packet of the device: its `gso_size` is set, and its checksum field has the pseudo-header sum, or in a tunnel the complete
 /// one.
 pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {

@@ -306,8 +306,8 @@ impl Net {
         Ok(())
     }
 
-    /// Sockets bound now: the number of each, its local address and its counters. Sockets
-    /// are bound and closed before or after the list is copied.
+    /// Sockets bound now: the number of each, its local address and its counters. No socket is bound or closed while
+    /// the list is made.
     #[must_use]
     pub fn sockets(&self) -> Vec<(usize, SocketAddr, SocketCounts)> {
         self.0.counts_of_sockets()

@@ -17,12 +17,12 @@ const WAYS: usize = 16;
 /// Time for which a path is known (`mtu_expires`), in ns.
 const EXPIRES_NS: u64 = 600_000_000_000;
 
-/// Time before what is known of a path already is recorded again, in ns.
+/// Minimum interval between renewals of a known path, in ns.
 const RENEW_NS: u64 = 1_000_000_000;
 
 /// Smallest MTU that a router can claim, of IPv4 (`min_pmtu`) and IPv6 (`IPV6_MIN_MTU`), in bytes.
-const LEAST: u32 = 552;
-const LEAST_V6: u32 = 1280;
+const MTU_MIN_BYTES: u32 = 552;
+const MTU_MIN_V6_BYTES: u32 = 1280;
 
 /// Paths that are narrower than the devices that lead to them. No sender waits for another one here.
 #[derive(Debug)]
@@ -66,10 +66,10 @@ impl PathMtus {
         until_ns: u64,
         now_ns: u64,
     ) {
-        if destination.is_ipv6() && mtu_bytes < LEAST_V6 {
+        if destination.is_ipv6() && mtu_bytes < MTU_MIN_V6_BYTES {
             return;
         }
-        let told = PathMtu { destination, mtu_bytes: mtu_bytes.max(LEAST), until_ns };
+        let told = PathMtu { destination, mtu_bytes: mtu_bytes.max(MTU_MIN_BYTES), until_ns };
         let set = self.set_of(destination);
         if is_news(&set.load(), told, now_ns) {
             set.rcu(|known| with(known, told, now_ns));
@@ -141,7 +141,7 @@ mod tests {
         let (paths, v6) = (PathMtus::default(), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]));
         paths.learn(address(1), 0, 0);
         paths.learn(v6, 1279, 0);
-        assert_eq!((paths.find(address(1), 1), paths.find(v6, 1)), (Some(LEAST), None));
+        assert_eq!((paths.find(address(1), 1), paths.find(v6, 1)), (Some(MTU_MIN_BYTES), None));
         paths.learn(v6, 1280, 0);
         assert_eq!(paths.find(v6, 1), Some(1280));
     }

@@ -381,19 +381,19 @@ impl NetState {
     /// # Errors
     /// If the device is gone.
     pub(super) fn flush(&self, index: CpuIndex, device: usize) -> Result<(), SinkError> {
-        self.go_on(index, self.late().transmit_queues[index.0].flush(device))
+        self.finish_flush(index, self.late().transmit_queues[index.0].flush(device))
     }
 
-    /// Sends what it has gathered for all devices.
+    /// Sends what the transmitter of a CPU has gathered for all devices.
     ///
     /// # Errors
     /// If one of the devices is gone.
     pub(super) fn flush_all(&self, index: CpuIndex) -> Result<(), SinkError> {
-        self.go_on(index, self.late().transmit_queues[index.0].flush_all())
+        self.finish_flush(index, self.late().transmit_queues[index.0].flush_all())
     }
 
-    /// Leaves a flush that did not reach its end to the CPU itself.
-    fn go_on(
+    /// Leaves the rest of an incomplete flush to the CPU itself.
+    fn finish_flush(
         &self,
         index: CpuIndex,
         (sent, result): (Flushed, Result<(), SinkError>),
@@ -414,8 +414,8 @@ impl NetState {
         self.cpu_indices().map(|index| self.transmitter_of(index).frames_away()).sum()
     }
 
-    /// Refuses a local address that nothing is received at, as the kernel does. One that was added just now may not be
-    /// known yet: the kernel is asked if it has told of a change.
+    /// Refuses a local address that nothing is received at, as the kernel does. An address added just now may not be known
+    /// yet: pending notifications of the kernel are read first.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`.

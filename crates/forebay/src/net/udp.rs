@@ -332,12 +332,12 @@ impl UdpSocket {
         self.set_fragment_v6(may_fragment);
     }
 
-    /// Sets the same for datagrams of IPv4 alone (`IP_MTU_DISCOVER`).
+    /// [`set_fragment`](Self::set_fragment) for datagrams of IPv4 alone (`IP_MTU_DISCOVER`).
     pub fn set_fragment_v4(&self, may_fragment: bool) {
         self.0.options.may_fragment_v4.store(may_fragment, Ordering::Relaxed);
     }
 
-    /// Sets the same for datagrams of IPv6 alone (`IPV6_MTU_DISCOVER`).
+    /// [`set_fragment`](Self::set_fragment) for datagrams of IPv6 alone (`IPV6_MTU_DISCOVER`).
     pub fn set_fragment_v6(&self, may_fragment: bool) {
         self.0.options.may_fragment_v6.store(may_fragment, Ordering::Relaxed);
     }
@@ -355,12 +355,12 @@ impl UdpSocket {
         self.set_path_ignored_v6(is_ignored);
     }
 
-    /// Sets the same for datagrams of IPv4 alone (`IP_MTU_DISCOVER`).
+    /// [`set_path_ignored`](Self::set_path_ignored) for datagrams of IPv4 alone (`IP_MTU_DISCOVER`).
     pub fn set_path_ignored_v4(&self, is_ignored: bool) {
         self.0.options.ignores_path_v4.store(is_ignored, Ordering::Relaxed);
     }
 
-    /// Sets the same for datagrams of IPv6 alone (`IPV6_MTU_DISCOVER`).
+    /// [`set_path_ignored`](Self::set_path_ignored) for datagrams of IPv6 alone (`IPV6_MTU_DISCOVER`).
     pub fn set_path_ignored_v6(&self, is_ignored: bool) {
         self.0.options.ignores_path_v6.store(is_ignored, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
 //! Table in memory that all processes of a program share: which of them takes which new connections, and which has
-//! which flow. A process may be killed at any time: only rows for addresses are given away under a lock, which is another's
-//! then.
+//! which flow. A process may be killed at any time, so the only lock is one that assigns rows to addresses: when its holder
+//! dies, another process takes it.
 //!
 //! Flows fall into buckets by a hash, which the filters of the devices' sockets know, too. For each address of listeners
 //! each bucket has an owner, which takes its new connections. A process that is to own a bucket makes itself the owner.

@@ -232,7 +232,9 @@ pub(crate) fn fragments_are_joined() {
     let hosts = Hosts::new();
     let kernels = hosts.near.run(|| UdpSocket::bind("10.9.0.1:8").unwrap());
     let far = hosts.far.run(|| UdpSocket::bind("10.9.0.2:9").unwrap());
-    [&kernels, &far].map(|socket| socket.set_read_timeout(Some(AGAIN)).unwrap());
+    for socket in [&kernels, &far] {
+        socket.set_read_timeout(Some(AGAIN)).unwrap();
+    }
     let send = |to| far.send_to(&IN_FRAGMENTS, to).unwrap();
     direct(&hosts, LENGTHS, |_| {
         let mut data = [0; 5000];

@@ -41,7 +41,7 @@ pub struct RunConfig {
     pub engine: Config,
     /// Destinations: one for all devices, or one for each. Empty: packets are counted.
     pub to: Vec<To>,
-    /// True if merged packets are written to captures as the frames that they were merged of.
+    /// True if merged packets are written to captures as the frames that they were merged from.
     pub resegment: bool,
     /// True if a destination `tun:NAME` is opened as a TAP that takes packets merged inside VXLAN and
     /// GENEVE whole.

@@ -27,7 +27,7 @@ mod sums; //      checksum of a merged packet
 mod wire; //      header sizes and TCP flags
 pub(crate) mod refusal; // reasons not to merge, and to flush
 mod segments; //  segments of a merged packet
-mod resegment; // the frames that a packet was merged of
+mod resegment; // the frames that a packet was merged from
 mod header; //    headers of a segment, rewritten in place
 mod cut; //       segmentation of GSO packets in software
 pub mod gso; //   segmentation by a device, or by the kernel behind a TUN
@@ -205,7 +205,7 @@ impl Coalescer {
         out: &mut Vec<Packet>,
     ) {
         let rules = MergeRules { mode, mtu: self.config.mtu };
-        // Asked beforehand, of all: a look at a packet on its way out of the list costs ten times as much.
+        // All packets are checked first: a check of each one as it is drained costs ten times as much.
         if mode == CoalesceMode::Gro && packets.iter().any(may_be_tunnel) {
             return packets.drain(..).for_each(|packet| self.open(packet, rules, now_ns, out));
         }
@@ -214,7 +214,7 @@ impl Coalescer {
         }
     }
 
-    /// Takes in what may be a tunnel, or not.
+    /// Takes in a packet of a burst in which some may be tunnelled.
     #[inline(never)]
     fn open(&mut self, mut packet: Packet, rules: MergeRules, now_ns: u64, out: &mut Vec<Packet>) {
         if !may_be_tunnel(&packet) {

@@ -1,4 +1,4 @@
-//! Resegmentation, the inverse of merging: the frames that a packet was merged of.
+//! Resegmentation, the inverse of merging: the frames that a packet was merged from.
 
 use std::num::{NonZeroU16, NonZeroU32};
 

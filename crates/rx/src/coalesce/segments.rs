@@ -66,14 +66,14 @@ impl<'a> Segment<'a> {
 }
 
 impl Packet {
-    /// Number of frames that this packet was merged of; 1 if it was not merged. A reassembled
+    /// Number of frames that this packet was merged from; 1 if it was not merged. A reassembled
     /// datagram counts as 1.
     #[must_use]
     pub fn segment_count(&self) -> u32 {
         if self.is_merged() { u32::from(self.frame.follower_count()) + 1 } else { 1 }
     }
 
-    /// Number of wire packets that this packet represents: those that it was merged of, or those
+    /// Number of wire packets that this packet represents: those that it was merged from, or those
     /// that it is to be cut into.
     #[must_use]
     pub fn wire_count(&self) -> u32 {

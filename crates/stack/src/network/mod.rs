@@ -1,10 +1,11 @@
-//! Network: IP as a host receives it. The layer delivers the datagrams that Linux 6.18 with default
-//! settings would hand to a UDP socket (RFC 1122, RFC 8200). Every other packet is consumed
-//! (answered, noted, or kept for reassembly), or dropped for a [reason](NetworkDrop).
+//! Network: IP as a host receives it. The layer delivers the UDP datagrams and TCP segments that Linux
+//! 6.18 with default settings would hand to a socket (RFC 1122, RFC 8200). Every other packet is
+//! consumed (answered, noted, or kept for reassembly), or dropped for a [reason](NetworkDrop).
 //!
 //! ```text
 //! link ─► ipv4 ─► ipv4_options ─┬─► (reassembly) ─┬─► udp ─► Datagram
-//!      └► ipv6 ─► extensions ───┘                 └─► icmp ─► Answer
+//!      ├► ipv6 ─► extensions ───┘                 ├─► tcp ─► Segment
+//!      └► arp ─► Heard                            └─► icmp ─► Answer
 //! ```
 // Received bytes are accessed by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
@@ -28,7 +29,7 @@ mod transport; //    delivery and answers
 mod udp; //          lengths and checksums
 mod tcp; //          lengths and checksums, and segments quoted by ICMP errors
 mod icmp; //         echo, and received errors
-mod icmp_error; //   port unreachable
+mod icmp_error; //   port unreachable as sent, and received errors about our datagrams
 mod rate_limit; //   rate limits of ICMP errors
 
 pub mod reassembly; // datagrams from fragments

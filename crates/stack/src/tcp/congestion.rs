@@ -42,7 +42,7 @@ enum Stage {
 struct Cubic {
     /// Window before the last reduction (W_max).
     last_max: u32,
-    /// Begin of the epoch, in ms modulo 2^32; 0 without one.
+    /// Start of the epoch, in ms modulo 2^32; 0 without one.
     epoch_ms: u32,
     /// Window at the origin of the curve.
     origin: u32,

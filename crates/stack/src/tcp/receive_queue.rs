@@ -23,7 +23,7 @@ pub(super) struct Payload {
     /// First sequence number behind the payload; FIN not counted.
     pub(super) end: Seq,
     pub(super) is_fin: bool,
-    /// Begin of the run of payloads without a gap that this one ends, and end of the run that it begins.
+    /// Start of the run of payloads without a gap that this one ends, and end of the run that it begins.
     run_start: Seq,
     run_end: Seq,
     /// First frame of the chain.

@@ -25,7 +25,7 @@ struct Held {
 }
 
 impl Held {
-    /// Begin of the packet that is written into, when all before `next` was sent.
+    /// Start of the packet that is written into, when all before `next` was sent.
     fn last_begin(&self, next: Seq) -> Seq {
         self.filled.back().map_or(next, |filled| filled.end.later(next))
     }
@@ -89,7 +89,7 @@ impl SendQueue {
         }
     }
 
-    /// Begin of the packet that is written into, when all before `next` was sent.
+    /// Start of the packet that is written into, when all before `next` was sent.
     pub(super) fn last_begin(&self, next: Seq) -> Seq {
         self.held.as_ref().map_or(next, |held| held.last_begin(next))
     }

@@ -42,10 +42,11 @@ enum CallKind {
     Write,
 }
 
-/// Flag of a connection whose application sees IPv4 addresses as IPv6 ones, of one that is closed, and of one that was
-/// [taken over](TcpStream::take_over).
+/// Flag of a connection whose application sees IPv4 addresses as IPv6 ones.
 const IS_MAPPED: u8 = 1;
+/// Flag of a closed connection.
 const IS_CLOSED: u8 = 2;
+/// Flag of a connection that was [taken over](TcpStream::take_over).
 const IS_TAKEN: u8 = 4;
 
 /// Pair of a descriptor that is polled.
@@ -185,7 +186,7 @@ impl TcpStream {
         self.0.shown(self.0.ends.unpacked().theirs)
     }
 
-    /// Copies received bytes, and leaves them there.
+    /// Copies received bytes without consuming them (`MSG_PEEK`).
     ///
     /// # Errors
     /// As `read`: `WouldBlock`, at once or after the time-out, as configured, and on the thread of a
@@ -247,8 +248,8 @@ impl TcpStream {
         Ok(self.0.call(|tcp, out| tcp.shutdown(socket, how, out))?)
     }
 
-    /// Closes the connection as its last handle does, though there may be others. Calls that wait by those wait on, and
-    /// have no use any more.
+    /// Closes the connection as its last handle does, though there may be others. Calls blocked on those stay blocked, and
+    /// none of them is of use any more.
     pub fn close_for_all(&self) {
         self.0.close();
     }
@@ -269,8 +270,8 @@ impl TcpStream {
         Ok(self.options()?.nodelay)
     }
 
-    /// Sets what closing does with data that the peer does not have: `None` sends them on, zero
-    /// resets the connection (`SO_LINGER`). Closing never waits.
+    /// Sets what closing does with unacknowledged data (`SO_LINGER`): zero resets the connection, `None` and any other time
+    /// go on sending in the background. Closing never waits.
     ///
     /// # Errors
     /// As [`set_nodelay`](Self::set_nodelay).
@@ -343,7 +344,7 @@ impl TcpStream {
         Ok(self.0.call(|tcp, out| tcp.set_quick_acks(self.0.place.socket, quick, out))?)
     }
 
-    /// True if ACKs are sent at once now; false after a reply, too.
+    /// True if ACKs are sent at once now; false after a reply (the kernel's `pingpong` mode), too.
     ///
     /// # Errors
     /// If the connection has ended.
@@ -368,7 +369,7 @@ impl TcpStream {
     /// Sets the time-out of reads.
     ///
     /// # Errors
-    /// `InvalidInput` of zero.
+    /// `InvalidInput` for a time-out of zero.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.0.read_timeout.set(timeout)
     }
@@ -404,7 +405,7 @@ impl TcpStream {
 
     /// Takes the connection over from its handles: their calls that read and write fail with `ResourceBusy` from then on, and
     /// those that wait on the descriptor are not notified. Returns the handle whose calls go on, and the pair of the
-    /// descriptor, if there was one. `wake` is called, with locks held, when there are news for that handle. `None` if the
+    /// descriptor, if there was one. `wake` is called, with locks held, when there is news for that handle. `None` if the
     /// connection was taken over before.
     #[must_use]
     pub fn take_over(&self, wake: Waker) -> Option<(Self, Option<Pair>)> {
@@ -539,7 +540,7 @@ impl StreamState {
         Some(result)
     }
 
-    /// Repeats a call on the thread of a CPU, which turns until there are news.
+    /// Repeats a call on the thread of a CPU, which turns until there is news.
     fn on_cpu<H: Handler, T>(
         &self,
         cpu: &mut CpuThread<H>,

@@ -188,7 +188,7 @@ struct Pollers {
     /// Dropped before the setter, whose end would be reported as the connection's.
     descriptor: Arc<ReadinessDescriptor>,
     setter: ReadinessSetter,
-    /// True if the socket was not so for a time of which they are not notified yet.
+    /// True if the socket stopped being readable since the pollers were last notified.
     fell_readable: bool,
     fell_writable: bool,
 }

@@ -1,4 +1,4 @@
-//! Captures of merged packets: written as whole packets, or as the frames they were merged of.
+//! Captures of merged packets: written as whole packets, or as the frames they were merged from.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -152,7 +152,7 @@ fn promise_6_merged_packet_valid_and_separable() {
     }
 }
 
-/// Packet merged of two segments, the second of which ends with this word.
+/// Packet merged from two segments, the second of which ends with this word.
 fn ending_with(shape: &Segment, word: u16, mut rig: Rig) -> Packet {
     let mut last = shape.nth(1);
     let len = last.payload.len();

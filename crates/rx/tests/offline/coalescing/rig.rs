@@ -38,7 +38,7 @@ impl Frame {
     }
 }
 
-/// Frames that packets were merged of.
+/// Frames that packets were merged from.
 pub(crate) fn taken_apart(packets: Vec<Packet>) -> Vec<Frame> {
     let mut frames = Vec::new();
     packets.into_iter().for_each(|packet| resegment(packet, &mut frames));

@@ -200,7 +200,7 @@ pub(super) struct SendState {
     pub(super) peer_mss: u32,
     /// Largest packet that the path takes.
     pub(super) path_mtu: u32,
-    /// Search for a path's MTU; `None` as long as it is not meant.
+    /// Search for the path's MTU; `None` without MTU probing.
     search: Option<Box<MtuSearch>>,
     pub(super) queue: SendQueue,
     /// True once the application has closed its side: a FIN follows the queue.
@@ -213,7 +213,7 @@ pub(super) struct SendState {
     pub(super) urgent: Option<Seq>,
     /// First sequence number sent since nothing was in flight.
     pub(super) burst: Seq,
-    /// Time that what was sent takes until at the pacing rate, in ns (`tcp_wstamp_ns`).
+    /// Departure time of the next packet at the pacing rate, in ns (`tcp_wstamp_ns`).
     pub(super) paced_ns: u64,
     /// Time of the last segment with payload, in µs (`lsndtime`).
     pub(super) last_data_us: u64,
@@ -241,7 +241,7 @@ pub(super) struct ReceiveState {
     /// The peer's timestamp to echo, and the time when it came (`ts_recent`).
     pub(super) timestamp: u32,
     pub(super) timestamp_us: u64,
-    /// The peer's FIN came, in order: the number before `next` is its.
+    /// True once the peer's FIN has come in order: its sequence number is the one before `next`.
     pub(super) has_fin: bool,
     /// Urgent byte that the reader has not passed.
     pub(super) urgent: Option<Urgent>,
@@ -311,8 +311,8 @@ pub(super) struct TimeWaitEntry {
     pub(super) stay_us: u64,
 }
 
-/// Order to go on in the table of TIME-WAIT: the time that it stays, in µs, and in the lowest bit if it waits for a FIN.
-/// An idle connection has no word to spare.
+/// Request to go on as an entry of the TIME-WAIT table: its lifetime in µs, shifted left by one; the lowest bit is set if it
+/// waits for a FIN. In one word, since an idle connection has no other to spare.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Leaving(NonZeroU32);
 

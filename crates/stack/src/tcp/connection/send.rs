@@ -261,11 +261,11 @@ impl Connection {
             // Each segment has an urgent pointer of its own.
             return 1;
         }
-        (cx.config.gso_bytes / self.send.mss.max(1)).min(self.by_rate(cx)).max(1)
+        (cx.config.gso_bytes / self.send.mss.max(1)).min(self.autosized_segments(cx)).max(1)
     }
 
-    /// Segments of about a millisecond at the rate of the connection, two at least.
-    fn by_rate(&self, cx: &Context<'_>) -> u32 {
+    /// Segments of about a millisecond at the pacing rate, more to nearby peers (`tcp_tso_autosize`); `min_gso_segments` at least.
+    fn autosized_segments(&self, cx: &Context<'_>) -> u32 {
         let mss = u64::from(self.send.mss.max(1));
         let initial_rate = u64::from(2 * self.congestion.cwnd) * mss * 1_000;
         let mut bytes = self.pacing_rate().unwrap_or(initial_rate) >> PACING_SHIFT;

@@ -69,7 +69,7 @@ impl Tally {
         self.timeout_recoveries = self.timeout_recoveries.wrapping_add(is_first.into());
     }
 
-    /// Counts a packet that was received, which was merged of this number of segments.
+    /// Counts a packet that was received, which was merged from this number of segments.
     pub(super) fn count_received(&mut self, segments: u32, payload_len: u32) {
         self.segs_in = self.segs_in.wrapping_add(segments);
         if payload_len > 0 {

@@ -217,7 +217,7 @@ impl Tcp {
         }
     }
 
-    /// A segment of a handshake (`tcp_check_req`).
+    /// Processes a segment of a handshake (`tcp_check_req`).
     pub(super) fn receive_request(
         &mut self,
         at: u32,
@@ -294,7 +294,7 @@ impl Tcp {
         if ack { Judgement::Complete } else { Judgement::Ignore }
     }
 
-    /// The SYN came again: so does its answer, at most each half second.
+    /// Retransmits the SYN-ACK for a repeated SYN, at most once per `invalid_ratelimit_us`.
     fn answer_again(&mut self, at: u32, request: &Request, out: &mut TcpOut<'_>) {
         if self.may_answer(at, out.now_us)
             && let Some(options) = self.options_of(request)
@@ -345,7 +345,7 @@ impl Tcp {
         may
     }
 
-    /// The ACK: the request becomes a connection, if the accept queue has room.
+    /// Completes the handshake by its ACK, if the accept queue has room.
     fn complete(
         &mut self,
         at: u32,
@@ -466,7 +466,7 @@ impl Tcp {
         Some(request)
     }
 
-    /// The ACK did not come in time (`reqsk_timer_handler`).
+    /// Retransmits the SYN-ACK, or gives the handshake up (`reqsk_timer_handler`).
     pub(super) fn on_request_timer(&mut self, at: u32, out: &mut TcpOut<'_>) {
         let Some(&request) = self.requests.at(at) else { return };
         let options = self.options_of(&request);
