@@ -292,10 +292,6 @@ impl Queue {
 
     /// Passes the burst through the intake, in parts if a change takes effect inside it.
     fn process_burst(&mut self, shared: &EngineState) {
-        if let Some(trace) = &mut self.trace {
-            self.burst.packets.iter().for_each(|packet| trace.received(packet));
-            self.burst.refused.iter().for_each(|refused| trace.refused(refused));
-        }
         let poll_status = self.burst.poll_status;
         while let Some(at) = self.next_change(shared) {
             let rest = self.burst.packets.split_off(at);
@@ -414,6 +410,10 @@ impl Queue {
     }
 
     fn intake_turn(&mut self, shared: &EngineState) {
+        if let Some(trace) = &mut self.trace {
+            self.burst.packets.iter().for_each(|packet| trace.received(packet));
+            self.burst.refused.iter().for_each(|refused| trace.refused(refused));
+        }
         self.intake.observe();
         let now_ns = self.follow_load(shared);
         let merges_later = self.coalesce.on_delivery().is_some();

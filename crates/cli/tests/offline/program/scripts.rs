@@ -1,5 +1,7 @@
 //! Scripted changes: at their frames, impossible, and after the last frame.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::Value;
 
 use super::{BUNDLED_FRAMES, WorkDir, number};
@@ -21,6 +23,26 @@ fn rps_11_scripted_mask_applies_at_frame() {
         let frame: u64 = frame.parse().unwrap();
         assert_eq!(cpu, if frame < 100 { "0" } else { "1" }, "frame {frame}");
     }
+}
+
+#[test]
+fn flk_7_traced_key_follows_the_change() {
+    let key = "5a".repeat(16);
+    let dir = WorkDir::new();
+    let fixed = "--deterministic --cpus 2 --synthetic flows=4,frames=200 --trace t --trace-parse";
+    // Inside a burst, both.
+    dir.report(&format!("{fixed} --at 70:hash_key={key} --at 100:flow_key=inner"));
+    let hashes = |file: &str| {
+        let frames = dir.column(file, "frame").into_iter();
+        frames.zip(dir.column(file, "hash")).collect::<BTreeMap<_, _>>()
+    };
+    let steered = hashes("t/deliver.csv");
+    assert_eq!(steered.len(), 200);
+    assert_eq!(hashes("t/parse.csv"), steered);
+    assert_eq!(hashes("t/flowkey.csv"), steered);
+    let before = steered.iter().filter(|(frame, _)| frame.parse::<u64>().unwrap() < 70);
+    let before: BTreeSet<_> = before.map(|(_, hash)| hash).collect();
+    assert_eq!((before.len(), steered.values().collect::<BTreeSet<_>>().len()), (4, 8));
 }
 
 #[test]
