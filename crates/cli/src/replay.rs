@@ -25,6 +25,7 @@ use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
 use crate::options::socket::SocketPlace;
 use crate::plot::{self, PlotFiles};
+use crate::script::PlacedChange;
 use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
 use crate::ticker::{FailureMessages, Ticker};
@@ -182,7 +183,7 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         let problem = "--hash device: no live device has hashed these packets";
         return Err(Failure::usage(problem, "give another, or none"));
     }
-    let mut changes = args.at.clone();
+    let mut changes: Vec<_> = args.at.iter().cloned().map(PlacedChange::from).collect();
     if let Some(path) = &args.script {
         changes.extend(script::read(path)?);
     }

@@ -1,6 +1,7 @@
 //! Scripted changes: at their frames, impossible, and after the last frame.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 
 use serde_json::Value;
 
@@ -53,6 +54,28 @@ fn impossible_script_change_is_reported() {
     assert!(run.told.contains("the last one stays"), "{}", run.told);
     let report: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(number(&report["delivered"]), BUNDLED_FRAMES);
+}
+
+/// A value can be read only once the machine is known: the line is known all the same.
+#[test]
+fn refused_script_value_names_its_line() {
+    let dir = WorkDir::new();
+    for (change, problem) in [
+        ("rps_cpus=zz", "rps_cpus cannot be \"zz\": "),
+        ("rfs_desired=1", "rfs_desired cannot be \"1\": it is HASH:CPU, the hash in hexadecimal"),
+        ("rfs_desired=0badcafe:x", "rfs_desired cannot be \"0badcafe:x\": it is HASH:CPU"),
+        ("online=1", "online cannot be \"1\": it is CPU:0 or CPU:1"),
+        ("pause=7", "pause=7: that CPU is not among --cpus"),
+    ] {
+        // An editor's byte-order mark is no part of the first line.
+        let script = format!("\u{feff}10:rps_cpus=1\n# flips\n20:{change}\n");
+        fs::write(dir.path("s"), script).unwrap();
+        let run = dir.run("replay --json --deterministic --cpus 2 --script s");
+        assert_eq!(run.code, Some(2), "{change}: {}", run.told);
+        let told: Value = serde_json::from_str(&run.stdout).unwrap();
+        let told = told["error"].as_str().unwrap();
+        assert!(told.starts_with(&format!("--script s, line 3: {problem}")), "{told}");
+    }
 }
 
 #[test]
