@@ -369,15 +369,15 @@ impl CaptureReader {
         let Some(total) = self.peek_u32(4, BLOCK_HEADER_BYTES, big_endian)? else {
             return Ok(None);
         };
-        // Blocks have at least 12 bytes and are padded to 32 bits; the length is the only way to
-        // the next block.
-        if !(12..=MAX_BLOCK_BYTES).contains(&total) || !total.is_multiple_of(4) {
+        // Blocks have at least 12 bytes; the length is the only way to the next block.
+        if !(12..=MAX_BLOCK_BYTES).contains(&total) {
             return Err(self.broken(
                 format!("a block claims {total} bytes, which cannot be"),
                 "the file is damaged from there on: cut it before that offset, or repair it",
             ));
         }
-        let total = total as usize;
+        // Blocks are padded to 32 bits, also those of writers that leave the padding out of the length.
+        let total = total.next_multiple_of(4) as usize;
         let seen = self.seen(total)?;
         if seen.len() < total {
             self.damaged_end("a block is cut off by the end of the file");

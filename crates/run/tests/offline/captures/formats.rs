@@ -97,6 +97,26 @@ fn obsolete_packet_blocks_are_read() {
     }
 }
 
+/// Some writers leave the padding out of the length (Wireshark's issue 11324).
+#[test]
+fn uneven_block_lengths_are_rounded_up() {
+    for order in [Order::Little, Order::Big] {
+        let packet = enhanced(order, 0, 5, 90, b"uneven bytes.");
+        let claimed = u32::try_from(packet.len()).unwrap() - 3;
+        let claimed = match order {
+            Order::Little => claimed.to_le_bytes(),
+            Order::Big => claimed.to_be_bytes(),
+        };
+        let mut uneven = packet.clone();
+        uneven[4..8].copy_from_slice(&claimed);
+        let end = uneven.len() - 4;
+        uneven[end..].copy_from_slice(&claimed);
+        let file = [section(order), interface(order, 1, 0, &[]), uneven, packet].concat();
+        let expected = kept(b"uneven bytes.", 90, 5_000, Link::Ethernet);
+        assert_eq!(read_whole(&file), [expected.clone(), expected], "{order:?}");
+    }
+}
+
 #[test]
 fn link_types_known_by_name() {
     for (link_type, link) in [
