@@ -4,6 +4,7 @@ mod capture; //   captures in files, pipes, standard input and memory
 mod gzip; //      gzip files, unpacked
 mod window; //    a bounded window on a stream of bytes
 mod reader; //    records of pcap, packet blocks of pcapng
+mod recognise; // classic captures told from other files
 mod block; //     blocks of pcapng
 mod interface; // link types and clocks
 mod link; //      the header before a packet
