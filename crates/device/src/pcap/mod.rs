@@ -8,6 +8,8 @@ mod recognise; // classic captures told from other files
 mod block; //     blocks of pcapng
 mod interface; // link types and clocks
 mod link; //      the header before a packet
+mod serial; //    headers of serial lines, label stacks and firewalls' logs
+mod wireless; //  headers of 802.11
 mod tally; //     counts of records
 mod delivered; // packets of one CPU, written to a file
 mod writer; //    writer of pcap files
