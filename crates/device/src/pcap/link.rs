@@ -70,6 +70,9 @@ impl LinkType {
     /// Link type of an interface whose description is unreadable.
     pub(super) const DAMAGED: Self = Self(u32::MAX);
 
+    /// All link types that are not counted apart.
+    pub(super) const OTHERS: Self = Self(u32::MAX - 1);
+
     pub(super) fn of(number: i32) -> Self {
         Self(number.cast_unsigned())
     }
@@ -161,6 +164,7 @@ impl fmt::Display for LinkType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self, self.name()) {
             (&Self::DAMAGED, _) => f.write_str("unknown (of a damaged interface description)"),
+            (&Self::OTHERS, _) => f.write_str("others"),
             (Self(number), Some(name)) if self.is_read() => {
                 write!(f, "{number} ({name}), of a protocol that is not read")
             }

@@ -1,5 +1,6 @@
 //! Valid captures of every format that is read.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -361,6 +362,22 @@ fn unread_records_counted_by_link() {
     assert!(reading.error.is_none(), "{:?}", reading.error);
     assert_eq!(reading.records.iter().filter(|record| record.link.is_some()).count(), 1);
     assert_eq!(reading.unread.iter().map(|(_, count)| count).sum::<u64>(), 4);
+}
+
+/// Each poll of a source counts them all.
+#[test]
+fn promise_3_unread_types_have_a_limit() {
+    let order = Order::Little;
+    let (first, types) = (300, 100_u32);
+    let interfaces = (0..types).map(|number| {
+        let link = u16::try_from(first + number).unwrap();
+        [interface(order, link, 0, &[]), enhanced(order, number, 0, 4, b"lost")].concat()
+    });
+    let reading = read(&[section(order), interfaces.flatten().collect()].concat());
+    assert_eq!(reading.records.len(), 100);
+    let counts: BTreeMap<_, _> = reading.unread.into_iter().collect();
+    assert_eq!((counts.len(), counts.values().sum::<u64>()), (65, 100), "{counts:?}");
+    assert_eq!((counts["300"], counts["363"], counts["others"]), (1, 1, 36));
 }
 
 #[test]
