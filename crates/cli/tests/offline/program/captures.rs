@@ -46,6 +46,18 @@ fn promise_2_unread_records_by_link_type() {
 }
 
 #[test]
+fn promise_2_traced_frames_keep_their_order() {
+    let dir = WorkDir::new();
+    let packets: Vec<_> = (0..100).map(|frame| packet(frame % 2, &[0; 60])).collect();
+    write_pcapng(&dir, "m.pcapng", &[interface(1), interface(195), packets.concat()]);
+    dir.report("m.pcapng --deterministic --cpus 1 --trace t --trace-parse --at 31:rps_cpus=0");
+    let frames: Vec<_> = (0..100).map(|frame| frame.to_string()).collect();
+    for file in ["t/parse.csv", "t/flowkey.csv"] {
+        assert_eq!(dir.column(file, "frame"), frames, "{file}");
+    }
+}
+
+#[test]
 fn capture_with_nothing_readable_is_refused() {
     let dir = WorkDir::new();
     dir.write_one_flow("good.pcap", 3);
