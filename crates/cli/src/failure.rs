@@ -76,6 +76,16 @@ impl Failure {
         Self::Promise { broken, help }
     }
 
+    /// Names the place of wrong input in a file.
+    pub(crate) fn at(self, place: &str) -> Self {
+        match self {
+            Self::Usage { problem, help } => {
+                Self::Usage { problem: format!("{place}: {problem}"), help }
+            }
+            other => other,
+        }
+    }
+
     /// Adds to the advice.
     pub(crate) fn and_help(self, more: &str) -> Self {
         let with = |help: String| format!("{help}; {more}");

@@ -17,6 +17,7 @@ mod top; //       forebay top
 mod options; //   options shared by several commands
 mod signals; //   signals that end a run early
 mod ticker; //    periodic tasks beside a run
+mod records; //   warnings of records that a capture's reader passed over
 mod script; //    scripted changes, from a file
 mod advise; //    forebay advise
 mod doctor; //    forebay doctor

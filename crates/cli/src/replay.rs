@@ -25,6 +25,8 @@ use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
 use crate::options::socket::SocketPlace;
 use crate::plot::{self, PlotFiles};
+use crate::records::{warn_of_damaged, warn_of_unread};
+use crate::script::PlacedChange;
 use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
 use crate::ticker::{FailureMessages, Ticker};
@@ -104,16 +106,9 @@ fn warn_of_changes_not_made(changes_at: &[u64], frames: u64) {
 /// Prints a report, and reports failures.
 fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), Failure> {
     let report = &replayed.report;
-    if let Some(first) = &report.first_damage {
-        let records = table::counted(report.damaged_records, "damaged record");
-        warn!(records = report.damaged_records, "{records} passed over: {first}");
-    }
+    warn_of_damaged(report.damaged_records, report.first_damage.as_deref());
     for (link_type, count) in &report.unread_link_types {
-        let records = table::counted(*count, "record");
-        warn!(
-            records = count,
-            link_type, "{records} dropped as link_type: of link type {link_type}"
-        );
+        warn_of_unread(link_type, *count, "dropped as link_type");
     }
     let text = if args.json {
         serde_json::to_string(&replayed).unwrap_or_default() + "\n"
@@ -182,7 +177,7 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
         let problem = "--hash device: no live device has hashed these packets";
         return Err(Failure::usage(problem, "give another, or none"));
     }
-    let mut changes = args.at.clone();
+    let mut changes: Vec<_> = args.at.iter().cloned().map(PlacedChange::from).collect();
     if let Some(path) = &args.script {
         changes.extend(script::read(path)?);
     }

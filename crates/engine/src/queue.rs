@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use forebay_buf::Pool;
-use forebay_rx::arrive::{Burst, PollRequest, PollStatus, Polled, SourceError};
+use forebay_rx::arrive::{Burst, PollRequest, PollStatus, Polled, RefusedFrame, SourceError};
 use forebay_rx::backlog::FlowLimit;
 use forebay_rx::counters::IntakeCounters;
 use forebay_rx::hash::FlowHash;
@@ -292,17 +292,13 @@ impl Queue {
 
     /// Passes the burst through the intake, in parts if a change takes effect inside it.
     fn process_burst(&mut self, shared: &EngineState) {
-        if let Some(trace) = &mut self.trace {
-            self.burst.packets.iter().for_each(|packet| trace.received(packet));
-            self.burst.refused.iter().for_each(|refused| trace.refused(refused));
-        }
         let poll_status = self.burst.poll_status;
         while let Some(at) = self.next_change(shared) {
-            let rest = self.burst.packets.split_off(at);
+            let rest = self.split_burst(at);
             self.burst.poll_status = PollStatus::MorePending;
             self.intake_turn(shared);
             self.apply_script_until(shared);
-            self.burst.packets = rest;
+            (self.burst.packets, self.burst.refused) = rest;
         }
         self.burst.poll_status = poll_status;
         if let Some(last) = self.burst.packets.last() {
@@ -312,6 +308,16 @@ impl Queue {
             }
         }
         self.intake_turn(shared);
+    }
+
+    /// Splits the burst before its packet at `at`. Returns that packet and all later frames.
+    fn split_burst(&mut self, at: usize) -> (Vec<Packet>, Vec<RefusedFrame>) {
+        let packets = self.burst.packets.split_off(at);
+        let is_before = |refused: &RefusedFrame| {
+            packets.first().is_some_and(|first| first.arrival.is_after(refused.arrival))
+        };
+        let refused_before = self.burst.refused.partition_point(is_before);
+        (packets, self.burst.refused.split_off(refused_before))
     }
 
     /// Applies pending changes, some a turn, and scripted ones due before the next frame. Of questions, the log has few.
@@ -414,6 +420,9 @@ impl Queue {
     }
 
     fn intake_turn(&mut self, shared: &EngineState) {
+        if let Some(trace) = &mut self.trace {
+            trace.received(&self.burst);
+        }
         self.intake.observe();
         let now_ns = self.follow_load(shared);
         let merges_later = self.coalesce.on_delivery().is_some();

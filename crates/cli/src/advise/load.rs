@@ -15,6 +15,7 @@ use tracing::warn;
 
 use crate::failure::Failure;
 use crate::options::{HashOptions, check_queues};
+use crate::records::{warn_of_damaged, warn_of_unread};
 use crate::table::grouped;
 
 /// Maximum number of packets that are read of a capture.
@@ -157,8 +158,13 @@ fn hashes_of(file: &Path, hasher: &Hasher) -> Result<Vec<FlowHash>, Failure> {
         reader.advance();
     }
     if hashes.is_empty() {
+        reader.verdict()?;
         let problem = format!("{}: no packet of it has a flow", file.display());
         return Err(Failure::usage(problem, "give a capture with IP packets"));
+    }
+    warn_of_damaged(reader.damage().records, reader.damage().first.as_deref());
+    for (link_type, count) in reader.unread() {
+        warn_of_unread(&link_type, count, "not counted");
     }
     Ok(hashes)
 }

@@ -10,9 +10,9 @@ use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 use forebay_sys::cpu_list::CpuList;
 use tracing::warn;
 
-use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};
 use crate::failure::Failure;
+use crate::script::PlacedChange;
 
 /// Upper bound on the slots of a flow table at the start. The knob takes 2^30, but every slot takes
 /// twelve bytes per queue, and this is far more than the flows that the order check can tell apart.
@@ -78,7 +78,7 @@ impl EngineOptions {
         &self,
         kind: Cpus,
         key: impl FnOnce() -> [u8; 16],
-        changes: Vec<ScriptedText>,
+        changes: Vec<PlacedChange>,
     ) -> Result<Config, Failure> {
         let cpus = self.cpus.cpus(kind != Cpus::Virtual)?;
         let mut config = Config::new(cpus, Arc::new(self.hash.hasher(key)?));
@@ -110,7 +110,7 @@ impl EngineOptions {
 
     fn script(
         &self,
-        changes: Vec<ScriptedText>,
+        changes: Vec<PlacedChange>,
         kind: Cpus,
         cpus: &CpuList,
     ) -> Result<Script, Failure> {
@@ -119,18 +119,9 @@ impl EngineOptions {
             Cpus::Virtual => Machine::of(cpus),
         };
         let set = self.set.iter().map(|change| ScriptedText { frame: 0, change: change.clone() });
-        let read = set.chain(changes).map(|text| {
-            text.on(&machine).map_err(|error| {
-                let help = "give a value that `echo` could write to the knob's file; a mask names \
-                            CPUs that there can be";
-                Failure::usage(error.to_string(), help)
-            })
-        });
-        let script = Script::new(read.collect::<Result<_, _>>()?);
-        for change in script.changes() {
-            check_cpus(&change.change, cpus)?;
-        }
-        Ok(script)
+        let read = set.map(PlacedChange::from).chain(changes);
+        let read = read.map(|change| change.on(&machine, cpus)).collect::<Result<_, _>>()?;
+        Ok(Script::new(read))
     }
 
     /// Knobs that these options set, which override the config file: names, and paths of those that

@@ -23,6 +23,8 @@ pub(super) fn read_block(
 ) -> Result<Option<Located>, &'static str> {
     type Parse = fn(&[u8]) -> IResult<&[u8], Block<'_>, PcapError<&[u8]>>;
     let parse: Parse = if *big_endian { parse_block_be } else { parse_block_le };
+    let evened = evened(block, *big_endian);
+    let block = evened.as_deref().unwrap_or(block);
     let is_interface = block_type(block, *big_endian) == Some(INTERFACE_BLOCK);
     if is_interface && interfaces.len() == MAX_INTERFACES {
         return Err("a section has too many interfaces");
@@ -64,6 +66,22 @@ pub(super) fn read_block(
         }
         _ => Ok(None),
     }
+}
+
+/// Copy of a block whose lengths, both alike, leave out its padding: with the lengths that it has. `None` for all
+/// other blocks.
+fn evened(block: &[u8], big_endian: bool) -> Option<Vec<u8>> {
+    let end = block.len().checked_sub(4)?;
+    let claimed = word_at(block, 4, big_endian)?;
+    if claimed as usize == block.len() || word_at(block, end, big_endian)? != claimed {
+        return None;
+    }
+    let total = u32::try_from(block.len()).ok()?;
+    let total = if big_endian { total.to_be_bytes() } else { total.to_le_bytes() };
+    let mut evened = block.to_vec();
+    evened.get_mut(4..8)?.copy_from_slice(&total);
+    evened.get_mut(end..)?.copy_from_slice(&total);
+    Some(evened)
 }
 
 /// Position of the packet of an enhanced block or of one that it has replaced, from both halves of its time, and its

@@ -5,15 +5,21 @@
 //! an address family (`NULL`, `LOOP`) is passed on without that header. Any other packet with an
 //! `EtherType` behind a cooked header is passed on as an Ethernet frame, with a header rebuilt from
 //! the cooked one: so ARP and VLAN tags are parsed as on the wire, and no packet is lost. The
-//! destination address is not recorded: it is zero, except for broadcasts.
+//! destination address is not recorded: it is zero, except for broadcasts. The same is done for serial
+//! lines, label stacks and firewalls' logs (`serial.rs`). A frame of 802.11 with a packet is passed on as
+//! an Ethernet frame with its own addresses (`wireless.rs`).
 
 use std::fmt;
 
 use forebay_rx::parse::Link;
 
+use super::{serial, wireless};
+
 /// Link types that can be read, for messages.
 pub(super) const READ: &str = "Ethernet (1), raw IP (12, 14, 101, 228, 229), NULL (0), LOOP (108), \
-                               LINUX_SLL (113) and LINUX_SLL2 (276)";
+                               LINUX_SLL (113), LINUX_SLL2 (276), PPP (9, 50, 51, 204), C_HDLC (104, \
+                               205), IEEE802_11 (105, 127), ENC (109), PFLOG (117), MPLS (219) and \
+                               NFLOG (239)";
 
 /// Link type of an interface.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -33,13 +39,29 @@ pub(super) enum Begin {
 pub(super) type EthernetHeader = [u8; 14];
 
 const FAMILY_BYTES: usize = 4;
+/// Length of the header of OpenBSD's IPsec device: a family, an SPI and flags.
+const ENC_BYTES: usize = 12;
 const SLL_BYTES: usize = 16;
 const SLL2_BYTES: usize = 20;
 
 impl LinkType {
     const NULL: Self = Self(0);
     const ETHERNET: Self = Self(1);
+    const PPP: Self = Self(9);
+    /// PPP in HDLC-like framing, or Cisco's HDLC.
+    const PPP_HDLC: Self = Self(50);
+    const PPP_ETHER: Self = Self(51);
+    /// PPP and Cisco's HDLC behind a byte with the direction.
+    const PPP_WITH_DIR: Self = Self(204);
+    const C_HDLC_WITH_DIR: Self = Self(205);
+    const C_HDLC: Self = Self(104);
+    const IEEE802_11: Self = Self(105);
+    const IEEE802_11_RADIOTAP: Self = Self(127);
     const LOOP: Self = Self(108);
+    const ENC: Self = Self(109);
+    const PFLOG: Self = Self(117);
+    const MPLS: Self = Self(219);
+    const NFLOG: Self = Self(239);
     const SLL: Self = Self(113);
     const SLL2: Self = Self(276);
     /// RAW, under its numbers on various systems; IPV4; IPV6.
@@ -48,13 +70,34 @@ impl LinkType {
     /// Link type of an interface whose description is unreadable.
     pub(super) const DAMAGED: Self = Self(u32::MAX);
 
+    /// All link types that are not counted apart.
+    pub(super) const OTHERS: Self = Self(u32::MAX - 1);
+
     pub(super) fn of(number: i32) -> Self {
         Self(number.cast_unsigned())
     }
 
     /// True if this link type can be read; single packets may still hold a protocol that cannot.
     pub(super) fn is_read(self) -> bool {
-        let with_a_header = [Self::NULL, Self::ETHERNET, Self::LOOP, Self::SLL, Self::SLL2];
+        let with_a_header = [
+            Self::NULL,
+            Self::ETHERNET,
+            Self::PPP,
+            Self::PPP_HDLC,
+            Self::PPP_ETHER,
+            Self::C_HDLC,
+            Self::IEEE802_11,
+            Self::LOOP,
+            Self::ENC,
+            Self::SLL,
+            Self::PFLOG,
+            Self::IEEE802_11_RADIOTAP,
+            Self::PPP_WITH_DIR,
+            Self::C_HDLC_WITH_DIR,
+            Self::MPLS,
+            Self::NFLOG,
+            Self::SLL2,
+        ];
         with_a_header.contains(&self) || Self::RAW.contains(&self)
     }
 
@@ -65,7 +108,19 @@ impl LinkType {
             return Begin::At(0, Link::Ethernet);
         }
         let begin = match self {
-            Self::NULL | Self::LOOP => behind_family(bytes),
+            Self::NULL | Self::LOOP => behind_family(bytes, FAMILY_BYTES),
+            Self::ENC => behind_family(bytes, ENC_BYTES),
+            Self::PPP => serial::behind_ppp(bytes, 0),
+            Self::PPP_HDLC => serial::behind_ppp_or_hdlc(bytes),
+            Self::PPP_ETHER => serial::before_pppoe(bytes),
+            Self::PPP_WITH_DIR => serial::behind_ppp(bytes, 1),
+            Self::C_HDLC => serial::behind_hdlc(bytes, 0),
+            Self::C_HDLC_WITH_DIR => serial::behind_hdlc(bytes, 1),
+            Self::IEEE802_11 => wireless::behind_wireless(bytes, 0, false, wire_len),
+            Self::IEEE802_11_RADIOTAP => wireless::behind_radiotap(bytes, wire_len),
+            Self::PFLOG => serial::behind_pflog(bytes),
+            Self::MPLS => Some(Begin::Rebuilt(0, serial::before_labels())),
+            Self::NFLOG => serial::behind_nflog(bytes),
             Self::SLL => Cooked::of_sll(bytes).map(|cooked| cooked.begin(SLL_BYTES, wire_len)),
             Self::SLL2 => Cooked::of_sll2(bytes).map(|cooked| cooked.begin(SLL2_BYTES, wire_len)),
             _ => Self::RAW.contains(&self).then_some(Begin::At(0, Link::Ip)),
@@ -79,15 +134,22 @@ impl LinkType {
             6 => "IEEE802_5",
             8 => "SLIP",
             9 => "PPP",
+            50 => "PPP_HDLC",
+            51 => "PPP_ETHER",
             104 => "C_HDLC",
             105 => "IEEE802_11",
             107 => "FRELAY",
             108 => "LOOP",
+            109 => "ENC",
             113 => "LINUX_SLL",
+            117 => "PFLOG",
             127 => "IEEE802_11_RADIOTAP",
             187 | 201 => "BLUETOOTH_HCI_H4",
             189 | 220 => "USB_LINUX",
             195 | 230 => "IEEE802_15_4",
+            204 => "PPP_WITH_DIR",
+            205 => "C_HDLC_WITH_DIR",
+            219 => "MPLS",
             227 => "CAN_SOCKETCAN",
             239 => "NFLOG",
             253 => "NETLINK",
@@ -102,6 +164,7 @@ impl fmt::Display for LinkType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self, self.name()) {
             (&Self::DAMAGED, _) => f.write_str("unknown (of a damaged interface description)"),
+            (&Self::OTHERS, _) => f.write_str("others"),
             (Self(number), Some(name)) if self.is_read() => {
                 write!(f, "{number} ({name}), of a protocol that is not read")
             }
@@ -111,16 +174,34 @@ impl fmt::Display for LinkType {
     }
 }
 
-/// Looks behind an address family, in any system's numbering.
-fn behind_family(bytes: &[u8]) -> Option<Begin> {
+/// Address families of IP: `AF_INET` is 2 everywhere; `AF_INET6` differs: Linux, Windows, NetBSD and
+/// OpenBSD, FreeBSD, macOS.
+pub(super) const IP_FAMILIES: [u32; 6] = [2, 10, 23, 24, 28, 30];
+
+/// Looks behind a header that begins with an address family, in any system's numbering.
+fn behind_family(bytes: &[u8], header_bytes: usize) -> Option<Begin> {
     let family = u32::from_le_bytes(*bytes.first_chunk::<FAMILY_BYTES>()?);
     // NULL's is in the byte order of the capturing host, which may differ from the file's; LOOP's
     // is big-endian.
     let family = if family > u32::from(u16::MAX) { family.swap_bytes() } else { family };
-    // AF_INET is 2 everywhere; AF_INET6 differs: Linux, Windows, NetBSD and OpenBSD, FreeBSD,
-    // macOS.
-    let is_ip = [2, 10, 23, 24, 28, 30].contains(&family);
-    is_ip.then_some(Begin::At(FAMILY_BYTES, Link::Ip))
+    let is_ip = IP_FAMILIES.contains(&family) && header_bytes <= bytes.len();
+    is_ip.then_some(Begin::At(header_bytes, Link::Ip))
+}
+
+/// Start of a packet at `at`, of a protocol by its `EtherType`.
+pub(super) fn behind_ethertype(ethertype: u16, at: usize) -> Option<Begin> {
+    match ethertype {
+        IPV4 | IPV6 => Some(Begin::At(at, Link::Ip)),
+        ETHERTYPE_MIN.. => Some(Begin::Rebuilt(at, ethernet(ethertype))),
+        _ => None,
+    }
+}
+
+/// Ethernet header without addresses.
+pub(super) fn ethernet(ethertype: u16) -> EthernetHeader {
+    let mut header = EthernetHeader::default();
+    header[12..].copy_from_slice(&ethertype.to_be_bytes());
+    header
 }
 
 /// Fields of a cooked header.
@@ -144,11 +225,11 @@ const DEVICES_WITHOUT_ETHERTYPE: [u16; 3] = [770, 803, 824];
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 /// Least `EtherType`; smaller numbers are Linux's own protocols, or lengths.
-const ETHERTYPE_MIN: u16 = 0x0600;
+pub(super) const ETHERTYPE_MIN: u16 = 0x0600;
 /// 802.3 frames of Linux: raw 802.3 (`ETH_P_802_3`), and with an LLC header (`ETH_P_802_2`).
 const IEEE_802_3: [u16; 2] = [1, 4];
 /// Largest value of a length field.
-const LENGTH_MAX: u16 = 1500;
+pub(super) const LENGTH_MAX: u16 = 1500;
 
 impl Cooked {
     fn of_sll(bytes: &[u8]) -> Option<Self> {

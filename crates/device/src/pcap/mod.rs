@@ -4,9 +4,12 @@ mod capture; //   captures in files, pipes, standard input and memory
 mod gzip; //      gzip files, unpacked
 mod window; //    a bounded window on a stream of bytes
 mod reader; //    records of pcap, packet blocks of pcapng
+mod recognise; // classic captures told from other files
 mod block; //     blocks of pcapng
 mod interface; // link types and clocks
 mod link; //      the header before a packet
+mod serial; //    headers of serial lines, label stacks and firewalls' logs
+mod wireless; //  headers of 802.11
 mod tally; //     counts of records
 mod delivered; // packets of one CPU, written to a file
 mod writer; //    writer of pcap files

@@ -6,14 +6,12 @@ use std::sync::Arc;
 
 use forebay_rx::parse::Link;
 use forebay_sys::error::{Error, Result};
-use pcap_parser::nom::Err as NomErr;
-use pcap_parser::{
-    PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified, parse_pcap_header,
-};
+use pcap_parser::{parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified};
 
 use super::block::read_block;
 use super::interface::CaptureInterface;
-use super::link::{Begin, EthernetHeader, LinkType, READ};
+use super::link::{Begin, EthernetHeader, LinkType};
+use super::recognise::{Pcap, hex, recognise_pcap};
 use super::tally::{Damage, Tally};
 use super::window::{GZIP_MAGIC, Window};
 use crate::MAX_RECORD_BYTES;
@@ -32,10 +30,6 @@ const BLOCK_HEADER_BYTES: usize = 12;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 const BYTE_ORDER_MAGIC_LE: [u8; 4] = [0x4d, 0x3c, 0x2b, 0x1a];
 const BYTE_ORDER_MAGIC_BE: [u8; 4] = [0x1a, 0x2b, 0x3c, 0x4d];
-const PCAP_MAGIC_BE: [u8; 4] = [0xa1, 0xb2, 0xc3, 0xd4];
-/// Magic of the modified format in big-endian, whose records have longer headers (Alexey Kuznetsov's patches
-/// of libpcap).
-const MODIFIED_MAGIC_BE: [u8; 4] = [0xa1, 0xb2, 0xcd, 0x34];
 
 /// Packet of a capture file.
 #[derive(Clone, Copy, Debug)]
@@ -76,14 +70,6 @@ enum Format {
         big_endian: bool,
         interfaces: Vec<CaptureInterface>,
     },
-}
-
-#[derive(Clone, Copy)]
-struct Pcap {
-    big_endian: bool,
-    modified: bool,
-    nanoseconds: bool,
-    link_type: LinkType,
 }
 
 /// Positions of a record's parts in the window.
@@ -369,15 +355,15 @@ impl CaptureReader {
         let Some(total) = self.peek_u32(4, BLOCK_HEADER_BYTES, big_endian)? else {
             return Ok(None);
         };
-        // Blocks have at least 12 bytes and are padded to 32 bits; the length is the only way to
-        // the next block.
-        if !(12..=MAX_BLOCK_BYTES).contains(&total) || !total.is_multiple_of(4) {
+        // Blocks have at least 12 bytes; the length is the only way to the next block.
+        if !(12..=MAX_BLOCK_BYTES).contains(&total) {
             return Err(self.broken(
                 format!("a block claims {total} bytes, which cannot be"),
                 "the file is damaged from there on: cut it before that offset, or repair it",
             ));
         }
-        let total = total as usize;
+        // Blocks are padded to 32 bits, also those of writers that leave the padding out of the length.
+        let total = total.next_multiple_of(4) as usize;
         let seen = self.seen(total)?;
         if seen.len() < total {
             self.damaged_end("a block is cut off by the end of the file");
@@ -423,58 +409,4 @@ fn rebuild(rebuilt: &mut Vec<u8>, header: EthernetHeader, payload: &[u8]) {
     rebuilt.clear();
     rebuilt.extend_from_slice(&header);
     rebuilt.extend_from_slice(payload);
-}
-
-/// Detects a classic capture by its first bytes.
-fn recognise_pcap(start: &[u8], name: &str) -> Result<Pcap> {
-    let not_a_capture = |problem: String, help: &str| Error::Capture {
-        name: name.to_owned(),
-        offset: 0,
-        problem,
-        help: help.to_owned(),
-    };
-    // The parser knows this format in little-endian only; what differs is in the records.
-    let is_modified_be = start.starts_with(&MODIFIED_MAGIC_BE);
-    let plain =
-        is_modified_be.then(|| [&PCAP_MAGIC_BE, &start[MODIFIED_MAGIC_BE.len()..]].concat());
-    let header = match parse_pcap_header(plain.as_deref().unwrap_or(start)) {
-        Ok((_, header)) => header,
-        Err(_) if start.is_empty() => {
-            return Err(not_a_capture("the file is empty".into(), "give a pcap or pcapng file"));
-        }
-        Err(NomErr::Incomplete(_)) => {
-            let problem = format!("a capture's header has 24 bytes, the file {}", start.len());
-            return Err(not_a_capture(problem, "give a pcap or pcapng file that is whole"));
-        }
-        Err(_) if start.starts_with(&GZIP_MAGIC) => {
-            let problem = "this is a gzip file once more".into();
-            return Err(not_a_capture(problem, "unpack it: gunzip FILE"));
-        }
-        Err(_) => {
-            let magic = hex(start.get(..4).unwrap_or(start));
-            let problem = format!("not a capture file (it begins with {magic})");
-            return Err(not_a_capture(problem, "give a pcap or pcapng file"));
-        }
-    };
-    // The upper bits describe the frame check sequence.
-    let link_type = LinkType::of(header.network.0 & 0x03ff_ffff);
-    if !link_type.is_read() {
-        let help = format!("give a capture of a link type that is read: {READ}");
-        return Err(not_a_capture(format!("link type {link_type} is not read"), &help));
-    }
-    let pcap = pcap_of(&header, link_type);
-    Ok(Pcap { modified: pcap.modified || is_modified_be, ..pcap })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn pcap_of(header: &PcapHeader, link_type: LinkType) -> Pcap {
-    Pcap {
-        big_endian: header.is_bigendian(),
-        modified: header.is_modified_format(),
-        nanoseconds: header.is_nanosecond_precision(),
-        link_type,
-    }
 }

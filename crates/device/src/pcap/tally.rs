@@ -15,12 +15,15 @@ pub struct Damage {
     pub first: Option<String>,
 }
 
+/// Maximum number of link types whose unreadable records are counted apart. Each poll of a source tells all counts.
+const UNREAD_TYPES_MAX: usize = 64;
+
 /// Counts of records passed, by result.
 #[derive(Default)]
 pub(super) struct Tally {
     /// Number of records that could be read.
     pub(super) read: u64,
-    /// Number of records that could not be read, by link type: at most 65,536 types in a capture.
+    /// Number of records that could not be read, by link type, and of all types beyond the limit.
     unread: BTreeMap<LinkType, u64>,
     damage: Damage,
     /// Offset of the first record that is unreadable or damaged.
@@ -30,7 +33,9 @@ pub(super) struct Tally {
 impl Tally {
     #[cold]
     pub(super) fn count_unread(&mut self, link_type: LinkType, offset: u64) {
-        *self.unread.entry(link_type).or_default() += 1;
+        let is_apart = self.unread.len() < UNREAD_TYPES_MAX || self.unread.contains_key(&link_type);
+        let counted = if is_apart { link_type } else { LinkType::OTHERS };
+        *self.unread.entry(counted).or_default() += 1;
         self.first_bad.get_or_insert(offset);
     }
 

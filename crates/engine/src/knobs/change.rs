@@ -212,6 +212,7 @@ impl Change {
     /// # Errors
     /// If the value is invalid.
     pub(super) fn of_own(knob: &'static str, value: &str) -> Result<Self, Error> {
+        const NUMBER: &str = "it is the number of a CPU";
         let value = value.trim();
         if let Some(change) = CoalesceChange::parse(knob, value) {
             return change.map(Self::Coalesce);
@@ -224,17 +225,17 @@ impl Change {
         }
         let refused = |why: &str| refused(knob, value, why);
         let list = || CpuList::parse_list(value).map_err(|error| refused(&error.to_string()));
-        let cpu = |text: &str| {
+        let cpu = |text: &str, form: &str| {
             let number = text.trim().parse().map(CpuId);
-            number.map_err(|_| refused("it is the number of a CPU"))
+            number.map_err(|_| refused(form))
         };
         Ok(match knob {
             "rfs_desired" => {
+                let form = "it is HASH:CPU, the hash in hexadecimal";
                 let (flow, at) = value.split_once(':').unwrap_or((value, ""));
                 let flow = u32::from_str_radix(flow.trim(), 16).ok().filter(|hash| *hash != 0);
-                let flow =
-                    flow.ok_or_else(|| refused("it is HASH:CPU, the hash in hexadecimal"))?;
-                Self::RfsDesired { flow: FlowHash(flow), cpu: cpu(at)? }
+                let flow = flow.ok_or_else(|| refused(form))?;
+                Self::RfsDesired { flow: FlowHash(flow), cpu: cpu(at, form)? }
             }
             "hash_key" => Self::HashKey(
                 hex::decode(value).map_err(|_| refused("it is pairs of hexadecimal digits"))?,
@@ -245,13 +246,14 @@ impl Change {
             }
             "cpus" => Self::Cpus(list()?),
             "online" => {
+                let form = "it is CPU:0 or CPU:1";
                 let (at, runs) = value.split_once(':').unwrap_or((value, ""));
                 let runs = kstrtobool(runs.trim().as_bytes());
-                Self::Online(cpu(at)?, runs.map_err(|_| refused("it is CPU:0 or CPU:1"))?)
+                Self::Online(cpu(at, form)?, runs.map_err(|_| refused(form))?)
             }
-            "pause" => Self::Pause(cpu(value)?),
-            "resume" => Self::Resume(cpu(value)?),
-            "kill" => Self::Kill(cpu(value)?),
+            "pause" => Self::Pause(cpu(value, NUMBER)?),
+            "resume" => Self::Resume(cpu(value, NUMBER)?),
+            "kill" => Self::Kill(cpu(value, NUMBER)?),
             _ => return Err(refused("it is no knob that changes during a run")),
         })
     }

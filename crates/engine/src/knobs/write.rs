@@ -34,6 +34,10 @@ impl Knob {
         let taken = self.answer(written, machine).map_err(|errno| {
             let why = match self.refuses(written, machine) {
                 Some(refusal) => refusal.why.to_owned(),
+                None if errno == Errno::Overflow => {
+                    let highest = machine.cpus.saturating_sub(1);
+                    format!("{self} takes CPUs up to {highest}, as {}", self.takes())
+                }
                 None => format!("{self} takes {}", self.takes()),
             };
             Refused::new(errno, why)

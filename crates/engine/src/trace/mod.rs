@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flow_names::{FlowNames, TracedFlowName};
-use forebay_rx::arrive::RefusedFrame;
+use forebay_rx::arrive::{Burst, RefusedFrame};
 use forebay_rx::backlog::Note;
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -335,8 +335,21 @@ impl IntakeTrace {
         self.last_frame = frame;
     }
 
-    /// Writes the parsed fields and the flow key of a packet that was just received.
-    pub fn received(&mut self, packet: &Packet) {
+    /// Writes the parsed fields and the flow keys of the frames that were just received, in the order of
+    /// arrival.
+    pub fn received(&mut self, burst: &Burst) {
+        let mut refused = burst.refused.iter().peekable();
+        for packet in &burst.packets {
+            while let Some(earlier) = refused.next_if(|it| packet.arrival.is_after(it.arrival)) {
+                self.refused(earlier);
+            }
+            self.taken(packet);
+        }
+        refused.for_each(|refused| self.refused(refused));
+    }
+
+    /// Writes a packet that the source took.
+    fn taken(&mut self, packet: &Packet) {
         self.last_frame = packet.arrival.unwrap_near(self.last_frame);
         if let Some(files) = &self.trace.parse {
             let seen = parse_row::Seen::new(packet, self.verify);
@@ -347,7 +360,7 @@ impl IntakeTrace {
     }
 
     /// Writes a frame that the source refused; only its number, length and reason are known.
-    pub fn refused(&mut self, refused: &RefusedFrame) {
+    fn refused(&mut self, refused: &RefusedFrame) {
         self.last_frame = refused.arrival.unwrap_near(self.last_frame);
         if let Some(files) = &self.trace.parse {
             files.parse.write(&parse_row::refused(refused, self.last_frame));

@@ -1,5 +1,7 @@
 //! `forebay advise`, on a simulated machine.
 
+use std::fs;
+
 use serde_json::{Value, json};
 
 use super::{MS_V4_0, WorkDir};
@@ -82,6 +84,22 @@ fn advice_needs_cpus_that_there_are() {
     assert_eq!(dir.run("advise").code, Some(0));
     let run = dir.run("advise --sysfs sys --cpus 0,12");
     assert!(run.told.contains("CPUs 12 are not among those that there are (0-7)"), "{}", run.told);
+}
+
+#[test]
+fn rps_b6_advice_tells_of_unread_records() {
+    let dir = machine();
+    dir.write_one_flow("cut.pcap", 100);
+    let whole = fs::read(dir.path("cut.pcap")).unwrap();
+    fs::write(dir.path("cut.pcap"), &whole[..whole.len() - 1]).unwrap();
+    let run = dir.run("advise --sysfs sys --cpus 0,4 cut.pcap");
+    let told = "1 damaged record passed over: cut.pcap: a record is cut off by the end of the file";
+    assert!(run.code == Some(0) && run.told.contains(told), "{}", run.told);
+    // IEEE 802.15.4
+    fs::write(dir.path("unread.pcap"), [&whole[..20], &[195, 0, 0, 0], &whole[24..]].concat())
+        .unwrap();
+    let run = dir.run("advise --sysfs sys --cpus 0,4 unread.pcap");
+    assert!(run.code == Some(2) && run.told.contains("link type 195"), "{}", run.told);
 }
 
 /// Four rows of Microsoft's "Verifying the RSS Hash Calculation": the first three hash to the first

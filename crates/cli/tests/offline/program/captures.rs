@@ -36,26 +36,38 @@ fn write_pcapng(dir: &WorkDir, name: &str, blocks: &[Vec<u8>]) {
 fn promise_2_unread_records_by_link_type() {
     let dir = WorkDir::new();
     let beacon = packet(1, b"a beacon");
-    let interfaces = [interface(1), interface(105)].concat();
+    let interfaces = [interface(1), interface(195)].concat();
     write_pcapng(&dir, "m.pcapng", &[interfaces, packet(0, &[0; 60]), beacon.clone(), beacon]);
     let report = dir.report("m.pcapng --loops 2 --cpus 1");
     assert_eq!([&report["delivered"], &report["dropped"]["link_type"]], [2, 4]);
-    assert_eq!(report["unread_link_types"]["105 (IEEE802_11)"], 4);
+    assert_eq!(report["unread_link_types"]["195 (IEEE802_15_4)"], 4);
     let told = dir.run("replay m.pcapng --cpus 1").told;
-    assert!(told.contains("2 records dropped as link_type: of link type 105"), "{told}");
+    assert!(told.contains("2 records dropped as link_type: of link type 195"), "{told}");
+}
+
+#[test]
+fn promise_2_traced_frames_keep_their_order() {
+    let dir = WorkDir::new();
+    let packets: Vec<_> = (0..100).map(|frame| packet(frame % 2, &[0; 60])).collect();
+    write_pcapng(&dir, "m.pcapng", &[interface(1), interface(195), packets.concat()]);
+    dir.report("m.pcapng --deterministic --cpus 1 --trace t --trace-parse --at 31:rps_cpus=0");
+    let frames: Vec<_> = (0..100).map(|frame| frame.to_string()).collect();
+    for file in ["t/parse.csv", "t/flowkey.csv"] {
+        assert_eq!(dir.column(file, "frame"), frames, "{file}");
+    }
 }
 
 #[test]
 fn capture_with_nothing_readable_is_refused() {
     let dir = WorkDir::new();
     dir.write_one_flow("good.pcap", 3);
-    let beacons = [interface(105), packet(0, b"a beacon"), packet(0, b"another")];
+    let beacons = [interface(195), packet(0, b"a beacon"), packet(0, b"another")];
     write_pcapng(&dir, "w.pcapng", &beacons);
     for files in ["w.pcapng", "good.pcap w.pcapng"] {
         let run = dir.run(&format!("replay {files} --cpus 1 --write-pcap out"));
         assert_eq!(run.code, Some(2), "{files}: {}", run.told);
         for part in [
-            "w.pcapng: none of its records can be read (2 of link type 105 (IEEE802_11))",
+            "w.pcapng: none of its records can be read (2 of link type 195 (IEEE802_15_4))",
             "LINUX_SLL (113)",
         ] {
             assert!(run.told.contains(part), "{files}: {part:?} is not in {:?}", run.told);

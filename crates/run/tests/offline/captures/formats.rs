@@ -1,5 +1,6 @@
 //! Valid captures of every format that is read.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -97,6 +98,26 @@ fn obsolete_packet_blocks_are_read() {
     }
 }
 
+/// Some writers leave the padding out of the length (Wireshark's issue 11324).
+#[test]
+fn uneven_block_lengths_are_rounded_up() {
+    for order in [Order::Little, Order::Big] {
+        let packet = enhanced(order, 0, 5, 90, b"uneven bytes.");
+        let claimed = u32::try_from(packet.len()).unwrap() - 3;
+        let claimed = match order {
+            Order::Little => claimed.to_le_bytes(),
+            Order::Big => claimed.to_be_bytes(),
+        };
+        let mut uneven = packet.clone();
+        uneven[4..8].copy_from_slice(&claimed);
+        let end = uneven.len() - 4;
+        uneven[end..].copy_from_slice(&claimed);
+        let file = [section(order), interface(order, 1, 0, &[]), uneven, packet].concat();
+        let expected = kept(b"uneven bytes.", 90, 5_000, Link::Ethernet);
+        assert_eq!(read_whole(&file), [expected.clone(), expected], "{order:?}");
+    }
+}
+
 #[test]
 fn link_types_known_by_name() {
     for (link_type, link) in [
@@ -107,7 +128,7 @@ fn link_types_known_by_name() {
         (228, Some(Link::Ip)),
         (229, Some(Link::Ip)),
         (0x2400_0001, Some(Link::Ethernet)), // with four bytes of frame check sequence
-        (105, None),
+        (195, None),
         (147, None), // a private link type without a name
     ] {
         let file = pcap(Order::Little, link_type, &record(Order::Little, 0, 3, b"abc"));
@@ -130,6 +151,36 @@ fn before_ip() -> Vec<(u16, Vec<u8>)> {
         all.push((0, family.to_le_bytes().to_vec()));
         all.push((0, family.to_be_bytes().to_vec()));
         all.push((108, family.to_be_bytes().to_vec()));
+        all.push((109, [&family.to_le_bytes()[..], &[7; 8]].concat()));
+    }
+    for (link_type, header) in [
+        (9, &[0xff, 3, 0, 0x21][..]),
+        (9, &[0, 0x21]),
+        (9, &[0xff, 3, 0x21]),
+        (50, &[0xff, 3, 0, 0x57]),
+        (50, &[0x0f, 0, 8, 0]),
+        (204, &[1, 0xff, 3, 0, 0x21]),
+        (104, &[0x0f, 0, 8, 0]),
+        (104, &[0x8f, 0, 0x86, 0xdd]),
+        (205, &[0, 0x0f, 0, 8, 0]),
+        (117, &[61, 2, 0, 0, 5]),
+        (239, &[2, 0, 0, 7, 5, 0, 10, 0, b'x', 0, 0, 0, 16, 0, 1, 0]),
+        (239, &[10, 0, 0, 7, 0, 16, 0, 1]),
+    ] {
+        let len = match header {
+            [_, 2, ..] if link_type == 117 => 64,
+            [_, _, _, _, 5, ..] if link_type == 239 => 28,
+            _ if link_type == 239 => 20,
+            _ => header.len(),
+        };
+        let mut header = header.to_vec();
+        header.resize(len, 0);
+        if link_type == 239 {
+            // The attribute of the payload, as long as the rest.
+            let attribute = if header[4] == 5 { [15, 0, 9, 0] } else { [0, 15, 0, 9] };
+            header.extend(attribute);
+        }
+        all.push((link_type, header));
     }
     all
 }
@@ -146,7 +197,7 @@ fn bytes_before_ip_are_skipped() {
             let pcapng = [
                 section(order),
                 interface(order, link_type, 0, &[]),
-                simple(order, wire_len, &bytes),
+                enhanced(order, 0, 0, wire_len, &bytes),
             ];
             let expected = kept(b"E, the rest.", 90, 0, Link::Ip);
             assert_eq!(read_whole(&pcapng.concat()), [expected], "{link_type}");
@@ -169,6 +220,115 @@ fn non_ip_cooked_gets_ethernet_header() {
     }
 }
 
+/// Each row has a header, the `EtherType` of the frame that it becomes, and how many bytes that replaces.
+#[test]
+fn other_payloads_get_ethernet_header() {
+    for (link_type, header, ethertype, replaced) in [
+        (51, &[0x11, 0, 0, 9, 0, 9][..], [0x88, 0x64], 0),
+        (51, &[0x11, 0x09, 0, 0, 0, 9], [0x88, 0x63], 0),
+        (104, &[0x0f, 0, 0x88, 0x47], [0x88, 0x47], 4),
+        (9, &[0xff, 3, 0x02, 0x81], [0x88, 0x47], 4),
+        (219, &[0, 2, 1, 64], [0x88, 0x47], 0),
+    ] {
+        let bytes = [header, b"the rest"].concat();
+        let wire_len = u32::try_from(bytes.len()).unwrap() + 30;
+        let file = pcap(Order::Big, link_type, &record(Order::Big, 0, wire_len, &bytes));
+        let expected = [&[0; 12][..], &ethertype, &bytes[replaced..]].concat();
+        let wire_len = u32::try_from(expected.len()).unwrap() + 30;
+        assert_eq!(
+            read_whole(&file),
+            [kept(&expected, wire_len, 0, Link::Ethernet)],
+            "{link_type}"
+        );
+    }
+    for (link_type, bytes) in [
+        (9, &[0xff, 3, 0xc0, 0x21, 1, 1][..]), // LCP
+        (9, &[0xff]),
+        (50, &[]),
+        (104, &[0x0f, 0, 0x00, 0x04]),
+        (109, &[2, 0, 0, 0, 0, 0, 0, 0]),
+        (117, &[61]),
+        (117, &[61, 7, 0, 0]),
+        (239, &[2, 0, 0, 7, 0, 0, 9, 0]),
+        (239, &[2, 0, 0, 7]),
+        (239, &[0, 0, 0, 7, 0, 8, 0, 9, 1, 2, 3, 4]),
+    ] {
+        let file = pcap(Order::Big, link_type, &record(Order::Big, 0, 60, bytes));
+        assert_refused(&read(&file), "of a protocol that is not read), the first", 24);
+    }
+}
+
+const BSSID: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const FROM: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const TO: [u8; 6] = [2, 0, 0, 0, 0, 3];
+const SNAP: [u8; 8] = [0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0];
+
+/// A data frame of 802.11 from `FROM` to `TO`, up to its payload.
+fn wireless(control: [u8; 2], more: &[u8]) -> Vec<u8> {
+    let addresses = match control[1] & 3 {
+        0 => [TO, FROM, BSSID],
+        1 => [BSSID, FROM, TO],
+        2 => [TO, BSSID, FROM],
+        _ => [BSSID, [9; 6], TO],
+    };
+    let fourth = if control[1] & 3 == 3 { &FROM[..] } else { &[] };
+    [&control[..], &[0; 2], addresses.as_flattened(), &[0x10, 0], fourth, more].concat()
+}
+
+#[test]
+fn wireless_data_frames_become_ethernet() {
+    let ethernet = [&TO[..], &FROM, &[8, 0], b"E, the rest."].concat();
+    let radiotap = |flags: u8| [&[0, 0, 9, 0, 2, 0, 0, 0][..], &[flags]].concat();
+    for (name, link_type, header) in [
+        ("within a cell", 105, wireless([0x08, 0], &[])),
+        ("to the access point", 105, wireless([0x08, 1], &[])),
+        ("from the access point", 105, wireless([0x08, 2], &[])),
+        ("between access points", 105, wireless([0x08, 3], &[])),
+        ("QoS", 105, wireless([0x88, 2], &[5, 0])),
+        ("QoS and HT control", 105, wireless([0x88, 0x82], &[5, 0, 1, 2, 3, 4])),
+        ("radiotap", 127, [radiotap(0), wireless([0x88, 1], &[5, 0])].concat()),
+        ("radiotap, padded", 127, [radiotap(0x20), wireless([0x88, 1], &[5, 0, 0, 0])].concat()),
+        (
+            "radiotap, two bitmaps and a time",
+            127,
+            [&[0, 0, 25, 0, 3, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7; 8], &[0]]
+                .into_iter()
+                .map(<[u8]>::to_vec)
+                .chain([wireless([0x08, 1], &[])])
+                .collect::<Vec<_>>()
+                .concat(),
+        ),
+    ] {
+        let bytes = [&header, &SNAP[..], b"E, the rest."].concat();
+        let wire_len = u32::try_from(bytes.len()).unwrap() + 40;
+        let file = pcap(Order::Little, link_type, &record(Order::Little, 0, wire_len, &bytes));
+        let expected = kept(&ethernet, 26 + 40, 0, Link::Ethernet);
+        assert_eq!(read_whole(&file), [expected], "{name}");
+        for cut in 0..header.len() + SNAP.len() {
+            let file = pcap(Order::Little, link_type, &record(Order::Little, 0, 99, &bytes[..cut]));
+            assert_refused(&read(&file), "of a protocol that is not read", 24);
+        }
+    }
+    let llc = [&wireless([0x08, 1], &[])[..], &[0x42, 0x42, 3], &[1; 35]].concat();
+    let file = pcap(Order::Little, 105, &record(Order::Little, 0, 62, &llc));
+    let expected = [&TO[..], &FROM, &[0, 38], &llc[24..]].concat();
+    assert_eq!(read_whole(&file), [kept(&expected, 52, 0, Link::Ethernet)], "without SNAP");
+    for (name, header) in [
+        ("a beacon", wireless([0x80, 0], &[])),
+        ("an acknowledgement", wireless([0xd4, 0], &[])),
+        ("no data", wireless([0x48, 1], &[])),
+        ("encrypted", wireless([0x08, 0x41], &[])),
+        ("one of several fragments", wireless([0x08, 0x05], &[])),
+        ("several packets in one", wireless([0x88, 1], &[0x85, 0])),
+    ] {
+        let bytes = [&header, &SNAP[..], b"E, the rest."].concat();
+        let file = pcap(Order::Little, 105, &record(Order::Little, 0, 99, &bytes));
+        let reading = read(&file);
+        assert!(reading.records.iter().all(|record| record.link.is_none()), "{name}");
+        assert_refused(&reading, "of a protocol that is not read", 24);
+    }
+}
+
 fn with(header: &[u8], at: usize, protocol: u16) -> Vec<u8> {
     let mut header = header.to_vec();
     header[at..at + 2].copy_from_slice(&protocol.to_be_bytes());
@@ -178,7 +338,7 @@ fn with(header: &[u8], at: usize, protocol: u16) -> Vec<u8> {
 #[test]
 fn unread_records_counted_by_link() {
     let order = Order::Big;
-    let interfaces = [105, 113, 0].map(|link| interface(order, link, 0, &[]));
+    let interfaces = [195, 113, 0].map(|link| interface(order, link, 0, &[]));
     let packet = |interface, bytes: &[u8]| enhanced(order, interface, 0, 60, bytes);
     let unread = [
         section(order),
@@ -193,8 +353,8 @@ fn unread_records_counted_by_link() {
     assert_refused(
         &reading,
         "none of its records can be read (1 of link type 0 (NULL), of a protocol that is not read, \
-         2 of link type 105 (IEEE802_11), 1 of link type 113 (LINUX_SLL), of a protocol that is not \
-         read), the first",
+         1 of link type 113 (LINUX_SLL), of a protocol that is not read, 2 of link type 195 \
+         (IEEE802_15_4)), the first",
         28 + 3 * 20,
     );
     let mixed = [&unread.concat(), &packet(1, &SLL)[..]].concat();
@@ -202,6 +362,22 @@ fn unread_records_counted_by_link() {
     assert!(reading.error.is_none(), "{:?}", reading.error);
     assert_eq!(reading.records.iter().filter(|record| record.link.is_some()).count(), 1);
     assert_eq!(reading.unread.iter().map(|(_, count)| count).sum::<u64>(), 4);
+}
+
+/// Each poll of a source counts them all.
+#[test]
+fn promise_3_unread_types_have_a_limit() {
+    let order = Order::Little;
+    let (first, types) = (300, 100_u32);
+    let interfaces = (0..types).map(|number| {
+        let link = u16::try_from(first + number).unwrap();
+        [interface(order, link, 0, &[]), enhanced(order, number, 0, 4, b"lost")].concat()
+    });
+    let reading = read(&[section(order), interfaces.flatten().collect()].concat());
+    assert_eq!(reading.records.len(), 100);
+    let counts: BTreeMap<_, _> = reading.unread.into_iter().collect();
+    assert_eq!((counts.len(), counts.values().sum::<u64>()), (65, 100), "{counts:?}");
+    assert_eq!((counts["300"], counts["363"], counts["others"]), (1, 1, 36));
 }
 
 #[test]

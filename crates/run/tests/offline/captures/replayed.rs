@@ -38,7 +38,7 @@ fn seeds() -> Vec<Vec<u8>> {
             section(order),
             interface(order, 1, 0, &[]),
             interface(order, 101, 0, &[tsresol(order, 9)]),
-            interface(order, 105, 0, &[order.option(14, &order.u64(5))]),
+            interface(order, 195, 0, &[order.option(14, &order.u64(5))]),
             packets,
             simple(order, 40, &udp(1)),
         ]
@@ -233,7 +233,7 @@ fn promise_2_impossible_frames_drop_by_name() {
     // Chunks are whole pages.
     let oversize = vec![0xaa; MAX_RECORD_BYTES as usize + 4096];
     for (bytes, link, reason) in
-        [(&fits, 1, None), (&oversize, 1, Some("oversize")), (&fits, 105, Some("link_type"))]
+        [(&fits, 1, None), (&oversize, 1, Some("oversize")), (&fits, 195, Some("link_type"))]
     {
         let packets = [
             enhanced(order, 0, 1, 60, &udp(1)),
