@@ -124,7 +124,7 @@ impl VirtioSource {
             Err(lie) => {
                 self.is_shut = true;
                 self.transmit.shut();
-                self.port.shut(EndKind::UsedIndex.reason(lie.to_string()));
+                self.port.shut(EndKind::UsedIndex.reason(format!("receive ring: {lie}")));
                 RestOfChain::Nothing
             }
         }
