@@ -39,7 +39,7 @@ use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{Link, Verify, View, parse};
 pub use forebay_sys::xdp::CopyMode;
-pub use link::{BackEndLink, DeviceLink};
+pub use link::{BackEndLink, BackEndNews, DeviceLink};
 pub use open::Device;
 pub use pace::Rate;
 pub use stats::{Facts, KernelCounts, RxBuffers};

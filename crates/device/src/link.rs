@@ -1,7 +1,7 @@
 //! Link of a device: that of an interface, or the connection to a back end.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_sys::error::Result;
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, LinkStatus};
@@ -42,20 +42,65 @@ impl DeviceLink {
 pub struct BackEndLink {
     is_up: AtomicBool,
     losses: AtomicU32,
+    news: Mutex<BackEndNews>,
+}
+
+/// Reasons why a back end passes no packets, for messages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BackEndNews {
+    /// State of the connection, as in "waiting for a back end at v.sock: No such file".
+    pub state: String,
+    /// Reason why the latest back end could not be set up; `None` once one was.
+    pub refused: Option<String>,
+    /// Reason why the last one was lost.
+    pub lost: Option<String>,
+    /// Queue that was shut last, and the reason. The connection may go on.
+    pub shut: Option<String>,
 }
 
 impl BackEndLink {
     /// Records that a back end was set up.
     #[cfg(feature = "vhost-user")]
     pub(crate) fn begin(&self) {
+        self.news_now().refused = None;
         self.is_up.store(true, Ordering::Release);
     }
 
-    /// Records the end of a connection.
+    /// Records the end of a connection, and the reason.
     #[cfg(feature = "vhost-user")]
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(&self, why: &str) {
+        self.news_now().lost = Some(why.to_owned());
         self.losses.fetch_add(1, Ordering::Relaxed);
         self.is_up.store(false, Ordering::Release);
+    }
+
+    /// Records the state of the connection.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn set_state(&self, state: String) {
+        self.news_now().state = state;
+    }
+
+    /// Records the reason why a back end could not be set up.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn refuse(&self, why: &str) {
+        self.news_now().refused = Some(why.to_owned());
+    }
+
+    /// Records a queue that was shut, and the reason.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn shut(&self, what: String) {
+        self.news_now().shut = Some(what);
+    }
+
+    /// Returns the latest reasons.
+    #[must_use]
+    pub fn news(&self) -> BackEndNews {
+        self.news_now().clone()
+    }
+
+    fn news_now(&self) -> MutexGuard<'_, BackEndNews> {
+        // The news are consistent after every operation, so a poisoned lock is usable.
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Status now: a back end is there, or none. Its losses are those of the carrier.

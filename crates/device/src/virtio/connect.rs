@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_sys::error::{Error, Result};
 use forebay_sys::private_listener::{PrivateListener, address_of};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -16,6 +17,10 @@ use crate::config::virtio::Role;
 
 /// Description of the socket in errors.
 const WHAT: &str = "the vhost-user socket";
+
+/// Maximum number of connections that were closed before they were accepted, and are passed over at
+/// once: as many as a listener's backlog may hold.
+const CLOSED_MAX: usize = 128;
 
 /// Front end's side of the socket.
 #[derive(Debug)]
@@ -56,7 +61,18 @@ impl Endpoint {
         match self {
             Self::Connect(address) => try_connect(address),
             // An accepted socket is blocking, whatever the listener is (`accept4(2)`).
-            Self::Listen(listener) => listener.socket().accept().map(|(stream, _)| stream),
+            Self::Listen(listener) => {
+                let accept = || listener.socket().accept().map(|(stream, _)| stream);
+                let mut stream = accept()?;
+                for _ in 0..CLOSED_MAX {
+                    if !is_closed(&stream) {
+                        break;
+                    }
+                    // The back end has gone meanwhile: another one may wait behind it.
+                    stream = accept()?;
+                }
+                Ok(stream)
+            }
         }
     }
 
@@ -112,6 +128,12 @@ pub(super) fn is_absence(error: &io::Error) -> bool {
     [ConnectionRefused, NotFound, WouldBlock].contains(&error.kind())
 }
 
+/// True if the other side has closed the connection already.
+fn is_closed(stream: &UnixStream) -> bool {
+    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
+    poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 /// Connects, if that is possible without waiting.
 fn try_connect(address: &SocketAddrUnix) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -125,5 +147,29 @@ fn above(path: &Path) -> PathBuf {
     match path.parent() {
         Some(above) if !above.as_os_str().is_empty() => above.to_owned(),
         _ => PathBuf::from("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    /// A back end that was restarted again and again while another one was there.
+    #[test]
+    fn closed_connections_are_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("v.sock");
+        let (endpoint, _) = Endpoint::open(&path, Role::Listen).unwrap();
+        let connect = || UnixStream::connect(&path).unwrap();
+        (0..20).for_each(|_| drop(connect()));
+        let mut alive = connect();
+        alive.write_all(&[7]).unwrap();
+        drop(connect());
+        let mut said = [0];
+        endpoint.try_meet().unwrap().read_exact(&mut said).unwrap();
+        assert_eq!(said, [7]);
+        assert!(is_absence(&endpoint.try_meet().unwrap_err()));
     }
 }

@@ -66,10 +66,16 @@ impl SessionEnds {
         self.facts.set_together([("last_end", reason.why.clone()), ("ends", ends)]);
     }
 
-    /// Records that a queue was shut. The session may go on.
-    pub(super) fn shut(&mut self, session: u64, queue: usize, Reason { kind, why }: &Reason) {
+    /// Records that a queue was shut. The session may go on. Returns the record.
+    pub(super) fn shut(
+        &mut self,
+        session: u64,
+        queue: usize,
+        Reason { kind, why }: &Reason,
+    ) -> String {
         let last = format!("queue {queue} in session {session}: {why}");
-        self.facts.set_together([("last_shut", last), ("shut", self.shut.add(*kind))]);
+        self.facts.set_together([("last_shut", last.clone()), ("shut", self.shut.add(*kind))]);
+        last
     }
 }
 
@@ -91,7 +97,7 @@ mod tests {
         let facts = Facts::default();
         let mut ends = SessionEnds::new(facts.clone());
         let lie = EndKind::UsedIndex.reason("it jumped");
-        ends.shut(3, 1, &lie);
+        assert_eq!(ends.shut(3, 1, &lie), "queue 1 in session 3: it jumped");
         ends.ended(&lie);
         (0..3).for_each(|_| ends.ended(&EndKind::Closed.reason("it closed")));
         let all = facts.all();

@@ -237,6 +237,7 @@ impl SessionThread {
                 }
                 Err(why) => {
                     drop(stream);
+                    self.back_end.refuse(&why);
                     self.report_link(format!("refused: {why}"));
                     self.rest(refused_pause);
                     refused_pause = (refused_pause * 2).min(REFUSED_PAUSE_MAX);
@@ -317,7 +318,10 @@ impl SessionThread {
         self.back_end.begin();
         let mut front = front;
         let end = self.watch(&mut front, stream);
-        self.back_end.end();
+        match &end {
+            SessionEnd::Gone(why) | SessionEnd::Renew(why) => self.back_end.end(&why.why),
+            SessionEnd::Stop => {} // the run ends, and has not lost it
+        }
         if !matches!(end, SessionEnd::Gone(_)) {
             // A back end that does not answer is cut off, which is all that can be done.
             let _ = within(stream, None, || front.stop());
@@ -363,7 +367,7 @@ impl SessionThread {
     fn record_shut(&mut self, shut: &Shut, recorded: &mut Vec<usize>) -> Vec<usize> {
         let news = shut.iter().filter(|(pair, _)| !recorded.contains(pair));
         let news = news.map(|(pair, why)| {
-            self.ends.shut(self.number, *pair, why);
+            self.back_end.shut(self.ends.shut(self.number, *pair, why));
             *pair
         });
         let news: Vec<_> = news.collect();
@@ -417,6 +421,7 @@ impl SessionThread {
     }
 
     fn report_link(&self, how: String) {
+        self.back_end.set_state(how.clone());
         self.facts.set("link", how);
     }
 }

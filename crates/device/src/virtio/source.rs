@@ -124,7 +124,7 @@ impl VirtioSource {
             Err(lie) => {
                 self.is_shut = true;
                 self.transmit.shut();
-                self.port.shut(EndKind::UsedIndex.reason(lie.to_string()));
+                self.port.shut(EndKind::UsedIndex.reason(format!("receive ring: {lie}")));
                 RestOfChain::Nothing
             }
         }
@@ -182,7 +182,11 @@ impl Source for VirtioSource {
             return Ok(Polled::Ready); // the rest follows in the next turn
         }
         if self.session.is_none() {
-            return Ok(if ask.is_last { Polled::Exhausted } else { Polled::Idle });
+            if ask.is_last {
+                self.stopping = Some(ask.now_ns);
+                return Ok(Polled::Exhausted);
+            }
+            return Ok(Polled::Idle);
         }
         let rest = if self.is_shut { RestOfChain::Nothing } else { self.receive(ask, pool, burst) };
         if ask.is_last {
@@ -208,6 +212,10 @@ impl Source for VirtioSource {
     }
 
     fn transmit(&mut self, pool: &mut Pool) -> usize {
+        let has_news = self.session.is_none() && self.port.has_changed();
+        if has_news && self.stopping.is_none() {
+            return 0; // a session may have begun, whose ring the next poll sets up
+        }
         self.transmit.turn(&mut self.port, pool)
     }
 

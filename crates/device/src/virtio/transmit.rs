@@ -256,7 +256,7 @@ impl VirtioTransmit {
             let used = match ring.next_used() {
                 Ok(Some(used)) => used,
                 Ok(None) => break Ok(()),
-                Err(lie) => break Err(EndKind::UsedIndex.reason(lie.to_string())),
+                Err(lie) => break Err(EndKind::UsedIndex.reason(format!("transmit ring: {lie}"))),
             };
             taken += 1;
             let chain = ring.take(used.id).and_then(|id| self.chains[id.index()].take());

@@ -1,4 +1,4 @@
-//! The back end of a vhost-user device goes and comes back: told when it happens, and counted.
+//! The back end of a vhost-user device is missing, is refused, goes and comes back: told when it happens, and counted.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -34,12 +34,16 @@ struct BackEnd {
 
 impl BackEnd {
     fn connect(path: &Path) -> Self {
+        Self::offering(path, FEATURES)
+    }
+
+    fn offering(path: &Path, features: u64) -> Self {
         let stream = Arc::new(Mutex::new(Some(connect(path))));
         let (current, path) = (Arc::clone(&stream), path.to_owned());
         let answers = thread::spawn(move || {
             let mut answering = clone_of(&current);
             while let Some(stream) = &mut answering {
-                while answer(stream).is_ok() {}
+                while answer(stream, features).is_ok() {}
                 if let Some(stream) = &mut *current.lock().unwrap() {
                     *stream = connect(&path);
                 }
@@ -71,14 +75,14 @@ fn clone_of(stream: &Mutex<Option<UnixStream>>) -> Option<UnixStream> {
 }
 
 /// Reads a message, and answers it if it is a question.
-fn answer(stream: &mut UnixStream) -> std::io::Result<()> {
+fn answer(stream: &mut UnixStream, features: u64) -> std::io::Result<()> {
     let mut header = [0; 12];
     stream.read_exact(&mut header)?;
     let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
     let mut body = vec![0; usize::try_from(word(8)).unwrap()];
     stream.read_exact(&mut body)?;
     match word(0) {
-        GET_FEATURES => body = FEATURES.to_ne_bytes().to_vec(),
+        GET_FEATURES => body = features.to_ne_bytes().to_vec(),
         GET_VRING_BASE => {}
         _ => return Ok(()),
     }
@@ -107,6 +111,13 @@ impl Run {
     fn next_with(&mut self, field: &str) -> Value {
         self.messages.find(|message| !message[field].is_null()).unwrap()
     }
+
+    /// Next message about the link, but that there was no back end yet when it was looked for.
+    fn next_of_link(&mut self) -> Value {
+        let is_of_link = |message: &Value| !message["link"].is_null();
+        let is_early = |message: &Value| text(message).contains("no back end yet");
+        self.messages.find(|message| is_of_link(message) && !is_early(message)).unwrap()
+    }
 }
 
 impl Drop for Run {
@@ -114,6 +125,10 @@ impl Drop for Run {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn text(message: &Value) -> &str {
+    message["message"].as_str().unwrap()
 }
 
 fn metrics(address: &str) -> String {
@@ -144,14 +159,35 @@ fn ops_3_lost_back_end_is_told() {
         };
         shows(0, losses);
         let back_end = BackEnd::connect(&dir.0.path().join("v.sock"));
-        let told = run.next_with("link");
+        let told = run.next_of_link();
         assert_eq!((&told["level"], &told["link"]), (&"INFO".into(), &"running".into()));
         shows(1, losses);
         back_end.go();
-        let told = run.next_with("link");
+        let told = run.next_of_link();
         assert_eq!((&told["level"], &told["link"]), (&"WARN".into(), &"no_carrier".into()));
         assert_eq!(told["device"], "v.sock");
-        assert!(told["message"].as_str().unwrap().contains("lost its back end"), "{told}");
+        assert!(text(&told).contains("lost its back end"), "{told}");
+        assert!(text(&told).ends_with("the back end closed the connection"), "{told}");
         shows(0, losses + 1);
     }
+}
+
+#[test]
+fn ops_3_missing_back_end_is_told() {
+    let dir = WorkDir::new();
+    let mut run = Run::start(&dir);
+    let is_warned = |told: Value, words: [&str; 2]| {
+        assert_eq!((&told["level"], &told["link"]), (&"WARN".into(), &"no_carrier".into()));
+        assert!(words.iter().all(|words| text(&told).contains(words)), "{told}");
+    };
+    is_warned(run.next_with("link"), ["v.sock has no back end yet", "waiting for a back end at"]);
+    let legacy = BackEnd::offering(&dir.0.path().join("v.sock"), 0);
+    is_warned(
+        run.next_with("link"),
+        ["v.sock cannot set its back end up", "without VIRTIO_F_VERSION_1"],
+    );
+    legacy.go();
+    let _current = BackEnd::connect(&dir.0.path().join("v.sock"));
+    // The one that went may have done so in the middle of its setup.
+    run.messages.find(|message| message["link"] == "running").unwrap();
 }

@@ -434,6 +434,18 @@ fn vq_11_device_stops_before_rings_end() {
 }
 
 #[test]
+fn ended_run_loses_no_back_end() {
+    let place = Place::new();
+    let listener = place.listen();
+    let (mut link, _port, mut back_end) = place.up(&listener);
+    let seen = link.back_end();
+    let answers = thread::spawn(move || back_end.answer_to_the_end());
+    link.stop();
+    answers.join().unwrap();
+    assert_eq!(seen.status(), LinkStatus { state: LinkState::Running, carrier_losses: 0 });
+}
+
+#[test]
 fn queue_stops_after_device_acknowledges() {
     use FrontendReq as Of;
     let place = Place::new();

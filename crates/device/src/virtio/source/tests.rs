@@ -68,15 +68,9 @@ impl Rig {
         let (port, other) = (ports.remove(0), ports.remove(0));
         let link = Arc::new(VhostSession::without_thread(&board));
         let mut source = VirtioSource::new(link, port, receiver, transmit);
-        let offered = 1 << VIRTIO_F_VERSION_1
-            | 1 << VIRTIO_NET_F_MRG_RXBUF
-            | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
-        let requested = RequestedFeatures { packed: is_packed, ..RequestedFeatures::default() };
-        let features = Features::negotiate(offered, requested).unwrap();
-        let events = PairEvents::new().unwrap();
-        let call = events.call.handle().unwrap();
-        let pairs = vec![events, PairEvents::new().unwrap()];
-        board.publish(Some(Arc::new(PortSession { number: 1, features, mtu: None, pairs })));
+        let session = session(1, is_packed);
+        let call = session.pairs[0].call.handle().unwrap();
+        board.publish(Some(Arc::new(session)));
         let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 1000 }]];
         let pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
         let (mut pool, mut burst) = (pool, Burst::default());
@@ -130,6 +124,17 @@ impl Rig {
         });
         self.sink.send(&mut packets.collect()).unwrap();
     }
+}
+
+/// Session of a device with two queue pairs.
+fn session(number: u64, is_packed: bool) -> PortSession {
+    let offered = 1 << VIRTIO_F_VERSION_1
+        | 1 << VIRTIO_NET_F_MRG_RXBUF
+        | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
+    let requested = RequestedFeatures { packed: is_packed, ..RequestedFeatures::default() };
+    let features = Features::negotiate(offered, requested).unwrap();
+    let pairs = [(); 2].map(|()| PairEvents::new().unwrap()).into();
+    PortSession { number, features, mtu: None, pairs }
 }
 
 /// Used entry that a device writes.
@@ -296,6 +301,35 @@ fn promise_2_failed_kick_shuts_both_rings() {
         rig.board.publish(None);
         rig.poll(64, false);
         assert_eq!(rig.sink.counters().dropped(SendDrop::Down), 3 + u64::from(is_tx));
+    }
+}
+
+/// Another pair's CPU may see a new session first, and send by this pair before it is polled.
+#[test]
+fn promise_2_new_session_sends_waiting_packets() {
+    for is_packed in [false, true] {
+        let mut rig = Rig::new(is_packed);
+        let dropped = |rig: &Rig| rig.sink.counters().dropped(SendDrop::Down);
+        rig.board.publish(None);
+        rig.poll(64, false);
+        rig.hand(3);
+        assert_eq!((rig.source.transmit(&mut rig.pool), dropped(&rig)), (3, 3), "no session");
+        rig.board.publish(Some(Arc::new(session(2, is_packed))));
+        rig.hand(5);
+        assert_eq!((rig.source.transmit(&mut rig.pool), dropped(&rig)), (0, 3), "they wait");
+        assert!(rig.source.has_work());
+        rig.poll(64, false);
+        let mut device = ReferenceDevice::of(rig.source.transmit.ring().unwrap());
+        assert_eq!((rig.source.transmit(&mut rig.pool), dropped(&rig)), (5, 3));
+        assert_eq!(std::iter::from_fn(|| device.take()).count(), 5);
+        // A source that is not polled any more waits for no session.
+        rig.board.publish(None);
+        rig.poll(64, false);
+        assert_eq!(rig.poll(64, true).0, Polled::Exhausted);
+        rig.board.publish(Some(Arc::new(session(3, is_packed))));
+        rig.hand(2);
+        assert_eq!(rig.source.transmit(&mut rig.pool), 2);
+        assert_eq!(dropped(&rig), 3 + 5 + 2);
     }
 }
 
