@@ -159,7 +159,7 @@ fn slot_explanation_has_hashes_and_sharers() {
     let watched = FlowState { watched_since_ns: Some(0), sharers: vec![FLOW], ..settled() };
     let crowd = (1..16).map(FlowHash).chain([FLOW]).collect();
     for (state, words) in [
-        (settled(), format!("{range}who shares it is noted from now on")),
+        (settled(), format!("{range}flows that share it are recorded from now on")),
         (watched.clone(), format!("{range}shared with nobody in 2.0 s of watching")),
         (
             FlowState { sharers: vec![FLOW, OTHER], ..watched.clone() },
