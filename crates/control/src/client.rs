@@ -183,7 +183,7 @@ impl ControlClient {
         let request = request.strip_suffix('\n').unwrap_or(request);
         if request.contains('\n') {
             return Err(Error::Setting {
-                what: "a request",
+                what: "request",
                 value: request.to_owned(),
                 why: "it has only one line".to_owned(),
             });

@@ -17,11 +17,11 @@ pub mod config_file; // initial values of the knobs
 pub mod preload_config; // environment of an unmodified program
 pub mod run_options; // options of a run, in the same file
 pub mod request; //     requests of the control socket
-mod clients; //         slots of its clients
+mod clients; //         slots of the socket's clients
 mod session; //         session of one client
-pub mod socket; //      its listening end
-mod shared_socket; //   the same, of processes that were forked
-pub mod client; //      its client end
+pub mod socket; //      listening end of the control socket
+mod shared_socket; //   a control socket that forked processes share
+pub mod client; //      client end of the control socket
 pub mod places; //      discovery of runs
 
 pub use client::ControlClient;

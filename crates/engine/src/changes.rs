@@ -15,9 +15,9 @@ use forebay_sys::error::Error;
 use forebay_sys::refused::{Refused, Written};
 
 use super::config::Config;
+use super::deferred_free::{Reclaimer, Retired};
 use super::log::{LogCursor, Writer};
 use super::question::Question;
-use super::reclaim::{Reclaimer, Retired};
 use super::settings::Settings;
 use crate::knobs::{Change, CoalesceChange, Queues, Script};
 use crate::trace::Trace;

@@ -32,7 +32,7 @@ mod changes; //    live changes: checked, prepared, numbered
 pub mod log; //    the changes in one order for all threads
 mod settings; //   settings of all knobs, in force or not
 mod question; //   questions to the queues, between their turns
-mod reclaim; //    replaced tables, freed on a thread of its own
+mod deferred_free; // replaced tables, freed on a thread of its own
 mod shared; //     state that the threads share
 mod outcome; //    outcome of a run
 

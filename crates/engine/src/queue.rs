@@ -19,10 +19,10 @@ use forebay_sys::error::Error;
 
 use super::changes::{Follower, LogEntry};
 use super::config::{Config, WhenFull};
+use super::deferred_free::Retired;
 use super::limits::CHANGES_A_TURN;
 use super::measured::Measured;
 use super::question::{Explained, Question, QueueRanges, SampledBurst, SampledPacket, middles};
-use super::reclaim::Retired;
 use super::shared::EngineState;
 use crate::knobs::{Coalesce, ScriptedChange};
 use crate::trace::IntakeTrace;

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use forebay_sys::drop_filter::is_filtered;
 use forebay_sys::hidden::Hidden;
-use forebay_sys::refusal::is_filtered;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_protocol, socket_type};
 use rustix::net::{SocketFlags, socket_with};

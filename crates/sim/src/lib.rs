@@ -10,9 +10,9 @@
 #![forbid(unsafe_code)]
 
 pub mod scenario; // what may happen in a run, each a small value
-mod everything; //   a scenario of which all is drawn
-mod action; //       changes and faults, drawn when their time comes
-mod shift; //        how their load shifts
+mod everything; //   a scenario drawn entirely from the seed
+mod action; //       changes and faults, drawn as they happen
+mod shift; //        shifts of load
 mod traffic; //      flows and their frames
 mod readers; //      applications: the CPU on which each flow is read
 
@@ -29,7 +29,7 @@ mod recording; //    what ours leaves for outsiders to judge
 
 mod census; //       location of all packets
 mod laws; //         order, conservation, bounds, counters
-mod liveness; //     does every flow reach its desired CPU in time?
+mod liveness; //     arrival of every flow at its desired CPU in time
 mod evenness; //     evenness of the load
 pub mod report; //   many runs, in a table that a person reads
 

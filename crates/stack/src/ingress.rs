@@ -1,7 +1,7 @@
 //! Stack: the third spine. Runs on the CPU that packets are delivered on, and carries the batch's
 //! packets addressed to this host to the sockets of their readers.
 
-mod expiry; // what is due without packets
+mod expiry; // expiry of fragments and neighbours
 
 use std::mem::take;
 use std::os::fd::BorrowedFd;

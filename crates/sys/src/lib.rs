@@ -16,7 +16,7 @@ pub mod interface; //     network interfaces, in the namespace of the calling th
 mod netlink; //           requests to the kernel over netlink
 pub mod udp_reserve; //   a UDP port reserved against other programs
 pub mod tcp_reserve; //   a TCP port reserved likewise
-pub mod refusal; //       the kernel sockets of both, which drop every packet
+pub mod drop_filter; //   filter of kernel sockets that drop every packet
 pub mod udp_send; //      datagrams sent through the kernel
 pub mod neighbour; //     the kernel's addresses, routes and neighbours
 pub mod host_facts; //    links, addresses and routes over a socket that stays open

@@ -18,8 +18,8 @@ use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, ipproto, listen, socket_with,
 };
 
+use super::drop_filter::refuse_packets;
 use super::hidden::Hidden;
-use super::refusal::refuse_packets;
 
 /// Reservations of listeners. Who forks a process of several threads keeps the lock meanwhile, so that it is free in the
 /// child.

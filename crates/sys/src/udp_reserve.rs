@@ -9,8 +9,8 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
 
+use super::drop_filter::refuse_packets;
 use super::hidden::Hidden;
-use super::refusal::refuse_packets;
 
 /// Options of the socket that reserves a port.
 #[derive(Clone, Copy, Debug, Default)]

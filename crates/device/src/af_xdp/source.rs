@@ -71,7 +71,7 @@ pub(super) struct XdpQueueConfig {
 
 /// State of a queue after a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RestOfPacket {
+enum PollState {
     /// More frames are received.
     More,
     /// No frame is received, and the fill ring is less than a quarter full.
@@ -250,9 +250,9 @@ impl XdpSource {
         ask: &PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
-    ) -> Result<(u32, RestOfPacket), InvalidXdpRing> {
+    ) -> Result<(u32, PollState), InvalidXdpRing> {
         let received = self.receive(ask.max, pool, burst)?;
-        let Some(socket) = &mut self.socket else { return Ok((0, RestOfPacket::Nothing)) };
+        let Some(socket) = &mut self.socket else { return Ok((0, PollState::Nothing)) };
         let mut is_starved = false;
         if self.attached.is_some() && !self.is_removed {
             is_starved = socket.fill(pool, self.room_bytes, self.fill_most)? < self.fill_most / 4;
@@ -261,10 +261,10 @@ impl XdpSource {
             socket.wake_receive();
         }
         let rest = match () {
-            () if socket.has_received()? => RestOfPacket::More,
-            () if is_starved => RestOfPacket::Starved,
-            () if self.transmit.has_unsent() || socket.is_sending() => RestOfPacket::Sending,
-            () => RestOfPacket::Nothing,
+            () if socket.has_received()? => PollState::More,
+            () if is_starved => PollState::Starved,
+            () if self.transmit.has_unsent() || socket.is_sending() => PollState::Sending,
+            () => PollState::Nothing,
         };
         Ok((received, rest))
     }
@@ -375,24 +375,24 @@ impl Source for XdpSource {
         }
         let taken = self.take_in(&ask, pool, burst);
         let (received, rest) = taken.map_err(|lied| self.violation(lied))?;
-        if ask.is_last && rest != RestOfPacket::More {
+        if ask.is_last && rest != PollState::More {
             self.count_drops(burst);
             return Ok(Polled::Exhausted);
         }
-        let is_empty = received == 0 && rest != RestOfPacket::More;
+        let is_empty = received == 0 && rest != PollState::More;
         self.look(is_empty, ask.now_ns.saturating_sub(polled_ns), burst)?;
         Ok(match rest {
             // Pieces of a packet alone: the rest of it can be taken at once.
-            RestOfPacket::More if burst.is_empty() => Polled::BehindUntil { now_ns: ask.now_ns },
-            RestOfPacket::More => Polled::Ready,
+            PollState::More if burst.is_empty() => Polled::BehindUntil { now_ns: ask.now_ns },
+            PollState::More => Polled::Ready,
             // It waits for frames to return to the pool, and no event announces that.
-            RestOfPacket::Starved => {
+            PollState::Starved => {
                 Polled::BehindUntil { now_ns: ask.now_ns.saturating_add(STARVED_LOOK_NS) }
             }
-            RestOfPacket::Sending => {
+            PollState::Sending => {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) }
             }
-            RestOfPacket::Nothing => {
+            PollState::Nothing => {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(IDLE_LOOK_NS) }
             }
         })

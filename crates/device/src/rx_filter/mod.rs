@@ -283,7 +283,7 @@ impl FromStr for RxFilter {
         if text.trim() == "all" {
             return Ok(Self::All);
         }
-        let refused = |why| Error::Setting { what: "what is taken", value: text.to_owned(), why };
+        let refused = |why| Error::Setting { what: "take", value: text.to_owned(), why };
         let mut found = FilterDestinations::default();
         for entry in text.split(',') {
             let (protocol, ports) = destination(entry.trim()).map_err(refused)?;

@@ -97,7 +97,7 @@ impl TunDevice {
         // The kernel replaces %d in a name by a number.
         if !is_interface_name(name) || name.contains('%') {
             let why = "the name of an interface has at most 15 bytes, no space and no / : %".into();
-            return Err(Error::Setting { what: "a device", value: name.into(), why });
+            return Err(Error::Setting { what: "device name", value: name.into(), why });
         }
         let first = open_file(name)?;
         let is_multi_queue = queues > 1;

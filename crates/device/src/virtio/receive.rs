@@ -90,7 +90,7 @@ struct Partial {
 
 /// State after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum RestOfChain {
+pub(super) enum PollState {
     /// More used entries are possible.
     More,
     /// No used entry before the rest of a packet, which is dropped at this time.
@@ -175,12 +175,12 @@ impl VirtioReceiver {
         now_ns: u64,
         pool: &mut Pool,
         burst: &mut Burst,
-    ) -> Result<RestOfChain, InvalidRing> {
+    ) -> Result<PollState, InvalidRing> {
         let (mut taken, most) = (0, max.min(self.left));
         let rest = loop {
             if taken == most || burst.len() >= max {
                 break if taken < self.left {
-                    RestOfChain::More
+                    PollState::More
                 } else {
                     self.rest(now_ns, pool, burst)
                 };
@@ -454,15 +454,15 @@ impl VirtioReceiver {
     }
 
     /// Returns the state of an empty ring, with the time-out of a partial packet.
-    fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> RestOfChain {
-        let Some(partial) = &self.partial else { return RestOfChain::Nothing };
+    fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> PollState {
+        let Some(partial) = &self.partial else { return PollState::Nothing };
         let until_ns = partial.since_ns.saturating_add(REST_NS);
         // Behind a buffer that is not full, the rest of a packet arrives at once or never (SEED2).
         if partial.is_full && now_ns < until_ns {
-            return RestOfChain::Part { until_ns };
+            return PollState::Part { until_ns };
         }
         self.give_up(pool, burst);
-        RestOfChain::Nothing
+        PollState::Nothing
     }
 
     /// Drops the partial packet.

@@ -11,7 +11,7 @@ use forebay_sys::virtio::InvalidRing;
 
 use super::ends::EndKind;
 use super::port::{Port, PortSession};
-use super::receive::{LARGEST_BYTES, RestOfChain, VirtioReceiver};
+use super::receive::{LARGEST_BYTES, PollState, VirtioReceiver};
 use super::session::VhostSession;
 use super::transmit::VirtioTransmit;
 use crate::tx_queue::TX_QUEUE_PACKETS;
@@ -65,7 +65,7 @@ impl VirtioSource {
         if self.session.is_some() {
             // A device that was cut off may go on writing.
             self.receiver.post_no_more();
-            if self.take(ask, pool, burst) == Ok(RestOfChain::More) {
+            if self.take(ask, pool, burst) == Ok(PollState::More) {
                 return false;
             }
             self.receiver.end(pool, burst);
@@ -99,7 +99,7 @@ impl VirtioSource {
         ask: PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
-    ) -> Result<RestOfChain, InvalidRing> {
+    ) -> Result<PollState, InvalidRing> {
         let first = burst.packets.len();
         let rest = self.receiver.turn(ask.max, ask.now_ns, pool, burst);
         if burst.packets.len() > first {
@@ -110,7 +110,7 @@ impl VirtioSource {
     }
 
     /// Takes received packets, and posts buffers in their place.
-    fn receive(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> RestOfChain {
+    fn receive(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> PollState {
         match self.take(ask, pool, burst) {
             Ok(rest) => {
                 // When the run ends nothing is posted any more, so that even a device that does not
@@ -125,7 +125,7 @@ impl VirtioSource {
                 self.is_shut = true;
                 self.transmit.shut();
                 self.port.shut(EndKind::UsedIndex.reason(format!("receive ring: {lie}")));
-                RestOfChain::Nothing
+                PollState::Nothing
             }
         }
     }
@@ -135,7 +135,7 @@ impl VirtioSource {
     fn is_over(
         &mut self,
         ask: PollRequest,
-        rest: RestOfChain,
+        rest: PollState,
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> bool {
@@ -144,8 +144,7 @@ impl VirtioSource {
             self.receiver.post_no_more();
             ask.now_ns.saturating_add(STOPPING_NS)
         });
-        if rest == RestOfChain::More
-            || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns)
+        if rest == PollState::More || (!self.port.has_stopped_receiving() && ask.now_ns < until_ns)
         {
             return false;
         }
@@ -188,26 +187,26 @@ impl Source for VirtioSource {
             }
             return Ok(Polled::Idle);
         }
-        let rest = if self.is_shut { RestOfChain::Nothing } else { self.receive(ask, pool, burst) };
+        let rest = if self.is_shut { PollState::Nothing } else { self.receive(ask, pool, burst) };
         if ask.is_last {
             let is_over = self.is_over(ask, rest, pool, burst);
             return Ok(if is_over { Polled::Exhausted } else { Polled::Ready });
         }
         let soon_ns = ask.now_ns.saturating_add(SHORT_SLEEP_NS);
         let due_ns = match rest {
-            RestOfChain::Part { until_ns } => until_ns.min(soon_ns),
-            RestOfChain::More | RestOfChain::Nothing => soon_ns,
+            PollState::Part { until_ns } => until_ns.min(soon_ns),
+            PollState::More | PollState::Nothing => soon_ns,
         };
         Ok(match rest {
-            RestOfChain::More => Polled::Ready,
+            PollState::More => Polled::Ready,
             // No event announces memory that returns.
             _ if self.is_starved() => Polled::BehindUntil { now_ns: due_ns },
-            RestOfChain::Part { .. } => Polled::IdleUntil { now_ns: due_ns },
+            PollState::Part { .. } => Polled::IdleUntil { now_ns: due_ns },
             // No event announces sent packets, which are counted when they complete.
-            RestOfChain::Nothing if self.transmit.is_sending() => {
+            PollState::Nothing if self.transmit.is_sending() => {
                 Polled::IdleUntil { now_ns: due_ns }
             }
-            RestOfChain::Nothing => Polled::Idle,
+            PollState::Nothing => Polled::Idle,
         })
     }
 

@@ -6,8 +6,8 @@ use forebay_rx::backlog::FlowLimit;
 
 use super::Queue;
 use crate::changes::{ChangedParts, Made};
+use crate::deferred_free::Retired;
 use crate::knobs::Change;
-use crate::reclaim::Retired;
 use crate::shared::EngineState;
 
 impl Queue {

@@ -299,7 +299,7 @@ impl Net {
     /// If `policy` is `copy-cache` and there is no memory for a copy cache (UDP-5).
     pub fn set_policy(&self, policy: ReclaimPolicy) -> Result<()> {
         if let (ReclaimPolicy::CopyCache, Some(why)) = (policy, &self.0.no_copy_cache) {
-            let (what, value) = ("buffers", policy.to_string());
+            let (what, value) = ("buffer policy", policy.to_string());
             return Err(Error::Setting { what, value, why: why.clone() });
         }
         self.0.policy.store(policy);

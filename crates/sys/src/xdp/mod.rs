@@ -171,10 +171,10 @@ impl Socket {
         let count = rx.ready(max)?.min(max);
         for _ in 0..count {
             let XdpDescriptor { address, len_bytes, options } = XdpDescriptor::of(rx.next());
-            let lied = InvalidXdpRing::Frame { ring: "rx", address, len_bytes };
-            let mut frame = self.lent.take_back(address).ok_or(lied)?;
+            let invalid = InvalidXdpRing::Frame { ring: "rx", address, len_bytes };
+            let mut frame = self.lent.take_back(address).ok_or(invalid)?;
             if !frame.place(address, len_bytes) {
-                return Err(lied);
+                return Err(invalid);
             }
             frame.prefetch();
             let continued =
@@ -284,8 +284,8 @@ impl Socket {
         let count = self.completion.ready(max)?.min(max);
         for _ in 0..count {
             let [address] = self.completion.next();
-            let lied = InvalidXdpRing::Frame { ring: "completion", address, len_bytes: 0 };
-            each(self.lent.take_back(address).ok_or(lied)?);
+            let invalid = InvalidXdpRing::Frame { ring: "completion", address, len_bytes: 0 };
+            each(self.lent.take_back(address).ok_or(invalid)?);
         }
         self.completion.release();
         self.sending = self.sending.saturating_sub(count);

@@ -15,21 +15,21 @@ mod ack; //         acknowledgement, round trip, window of the peer
 mod sent; //        a segment that was sent
 mod scoreboard; //  segments that were sent: acknowledged, lost, sent again
 mod sacked; //      selective acknowledgements received
-mod plain; //       duplicate acknowledgements instead of those
+mod plain; //       duplicate acknowledgements, without SACK (Reno)
 mod rack; //        losses found by time (RFC 8985)
 mod recovery; //    phases of loss recovery
-mod repair; //      its state while segments are in flight
+mod repair; //      state of loss recovery while segments are in flight
 mod rate; //        the rate of delivery
 mod reduction; //   the congestion window: reduced, grown
 mod undo; //        reductions that proved unnecessary
 mod data; //        payload, FIN
 mod urgent; //      urgent bytes
 mod window; //      receive window and buffer
-mod receive_rtt; // the round trip, for that
+mod receive_rtt; // round-trip time at the receiver, for the window
 mod delayed_ack; // acknowledgements at once or later
 mod write; //       bytes into packets
-mod send; //        what may be sent now
-mod pacing; //      when it may be sent, by the rate
+mod send; //        segments that may be sent now
+mod pacing; //      departure times, by the pacing rate
 mod transmit; //    one segment, with its options
 mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
 mod reports; //     what the error queue tells
