@@ -62,6 +62,7 @@ fn main() {
         ("exe_5_closing_all_spares_af_xdp", || hidden::all_are_closed("af_xdp")),
         ("exe_5_waits_find_no_hidden_numbers", hidden::none_are_found),
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
+        ("exe_5_limited_memory_leaves_room", limits::little_memory),
         ("exe_5_low_limits_leave_numbers", limits::low_limits),
         ("exe_4_closed_connection_has_no_events", listeners::no_events_once_closed),
         ("exe_4_checked_poll_serves_listener", listeners::checked_poll),
