@@ -35,6 +35,7 @@ mod tcp_options; // options of listeners and connections
 mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
 mod start_error; // reasons why a process has no engine
+mod epoll_sets; //  registrations in sets of epoll
 mod critical; //    parts of calls that no signal handler interrupts
 mod fork_locks; //  locks that a fork must not copy
 mod engine_lock; // the one process, of those forked, that runs an engine

@@ -13,7 +13,7 @@ use crate::socket::Socket;
 use crate::{relay, udp};
 
 /// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
-const DESCRIPTORS_MAX: usize = 1 << 20;
+pub(crate) const DESCRIPTORS_MAX: usize = 1 << 20;
 
 /// Descriptors in `SOCKETS`, by [`NOT_OURS`], [`OURS`] and [`closing`]: a call on any other descriptor costs this one load.
 static STATES: [AtomicU8; DESCRIPTORS_MAX] = [const { AtomicU8::new(NOT_OURS) }; DESCRIPTORS_MAX];

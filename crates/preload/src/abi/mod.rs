@@ -25,6 +25,7 @@ mod processes; //   _exit, forks
 mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl
 mod by_number; //   syscall
+mod memory_limits; // setrlimit, prlimit
 
 pub(crate) use address::encode;
 pub(crate) use descriptors::{make_unusable, prepare_to_close};

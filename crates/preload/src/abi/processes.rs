@@ -55,6 +55,7 @@ extern "C" fn in_child() {
     crate::runtime::forked();
     crate::relay::forked(crate::runtime::parents_relay_owner());
     crate::listener::forked();
+    crate::epoll_sets::forked();
     crate::udp::forked();
     // A lock that the parent could not take may be locked here for good. Then the child does not note its copy of the
     // engine: a copy that was announced counts as used, and of one that was not, who locks the engine first runs it.

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::next::next;
 use super::relayed::{End, rename, room_at};
+use super::waits::serve_registered;
 use super::{address, answer_int, last_error, number};
 use crate::critical;
 use crate::listener::Listener;
@@ -40,7 +41,10 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
         // SAFETY: not negative; it is only used for this call, by which the program says that it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
         match Udp::bind(descriptor, local) {
-            Ok(Takeover::Ours) => return 0,
+            Ok(Takeover::Ours) => {
+                serve_registered(fd);
+                return 0;
+            }
             Ok(Takeover::Kernels) => {}
             Err(error) => return answer_int(Err(error)),
         }
@@ -180,7 +184,10 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         // SAFETY: not negative; it is only used for this call, by which the program says that it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
         match Listener::listen(descriptor, backlog) {
-            Ok(Takeover::Ours) => return 0,
+            Ok(Takeover::Ours) => {
+                serve_registered(fd);
+                return 0;
+            }
             Ok(Takeover::Kernels) => {}
             Err(error) => return answer_int(Err(error)),
         }

@@ -13,7 +13,7 @@ use super::next::next;
 use super::{answer_int, is_nowhere};
 use crate::runtime::receive_and_wait;
 use crate::socket::Socket;
-use crate::{listener, relay, table, udp};
+use crate::{epoll_sets, listener, relay, table, udp};
 
 /// Time-out of a call that looks and does not wait.
 const NO_TIME: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
@@ -44,6 +44,13 @@ fn are_some_unserved() -> bool {
     listener::are_some_unserved() || udp::are_some_unused() || relay::may_be_elsewhere()
 }
 
+/// Serves the socket at a descriptor, which has just become ours, if the program waits for it already.
+pub(super) fn serve_registered(fd: c_int) {
+    if epoll_sets::is_registered(fd) {
+        serve(fd);
+    }
+}
+
 /// Serves the listener or the UDP socket at a descriptor. What fails was told, and is answered by `accept`, or when the
 /// socket is read.
 fn serve(fd: c_int) {
@@ -69,7 +76,11 @@ pub unsafe extern "C" fn epoll_ctl(
     }
     let next = next!(epoll_ctl(c_int, c_int, c_int, *mut epoll_event) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(unless_hidden(epoll), operation, unless_hidden(fd), event) }
+    let result = unsafe { next(unless_hidden(epoll), operation, unless_hidden(fd), event) };
+    if operation == libc::EPOLL_CTL_ADD && result == 0 {
+        epoll_sets::note(epoll, fd);
+    }
+    result
 }
 
 /// # Safety

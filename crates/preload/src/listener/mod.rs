@@ -39,7 +39,7 @@ use crate::socket::{Socket, Takeover};
 use crate::start_error::GRANT;
 use crate::tcp_options::{Inherited, Packets, TcpSetting, is_accepted};
 use crate::udp_options::timeout;
-use crate::{abi, fork_locks, lacking, passing, table};
+use crate::{abi, epoll_sets, fork_locks, lacking, passing, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
@@ -250,7 +250,7 @@ impl Listener {
     /// Puts the kernel's socket back at a descriptor of a listener that has ended.
     pub(crate) fn give_back(&self, number: RawFd) -> Result<(), Errno> {
         let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
-        abi::replace(number, self.kernel(), flags.contains(FdFlags::CLOEXEC))?;
+        epoll_sets::replace(number, self.kernel(), flags.contains(FdFlags::CLOEXEC))?;
         table::remove(number).into_iter().for_each(Socket::let_go);
         Ok(())
     }
@@ -380,7 +380,7 @@ impl Listener {
         fcntl_setfl(readiness, flags)?;
         for number in table::numbers_of(socket) {
             let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
-            abi::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
+            epoll_sets::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
         }
         UNSERVED.fetch_sub(1, Ordering::Relaxed);
         Ok(())

@@ -36,7 +36,7 @@ use crate::path_errors::{self, PathError};
 use crate::runtime::{Runtime, is_taken, running_for_datagrams};
 use crate::socket::{Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, timeout};
-use crate::{abi, lacking, table};
+use crate::{abi, epoll_sets, lacking, table};
 
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Udp {
@@ -403,7 +403,7 @@ impl Udp {
 /// Puts a readiness descriptor at the program's number, by which its signals name it.
 fn place(number: RawFd, readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
-    abi::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
+    epoll_sets::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
     abi::with_number(number, |descriptor| abi::copy_signals(kernel, descriptor));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A process with few descriptors.
+//! A process with few descriptors, or little memory.
 
 use std::process::Command;
 use std::thread;
@@ -48,6 +48,36 @@ pub(crate) fn few_descriptors() {
         assert_eq!(lines, ["1", "EMFILE", "EMFILE", "EMFILE", "question"]);
         assert_eq!(asked.join().unwrap(), "answer");
     });
+}
+
+/// Limits its memory once it serves, as FTP servers do, and takes some; more than it may have is refused.
+const LITTLE: &str = "
+import mmap, resource, select, socket
+listener = socket.create_server(('10.9.0.1', 7))
+select.select([listener], [], [], 0)
+for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+    resource.setrlimit(kind, (200 << 20, 200 << 20))
+private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+taken = mmap.mmap(-1, 64 << 20, flags=private)
+try:
+    mmap.mmap(-1, 64 << 30, flags=private)
+except OSError as error:
+    print(error.errno)
+connection, peer = listener.accept()
+print(connection.recv(100).decode(), flush=True)
+connection.sendall(b'answer')
+";
+
+pub(crate) fn little_memory() {
+    let hosts = Hosts::new();
+    for config in [Some(CONFIG), None] {
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&hosts));
+            let lines = hosts.lines(Command::new("python3").args(["-c", LITTLE]), config);
+            assert_eq!(lines, ["12", "question"], "{config:?}");
+            assert_eq!(asked.join().unwrap(), "answer");
+        });
+    }
 }
 
 /// Has a UDP socket, a listener and a connection, whose options the program sets, in a process that may have few

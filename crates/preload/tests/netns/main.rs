@@ -8,6 +8,7 @@ mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
+mod registrations; // sets of epoll
 mod relays; // connections that children use
 mod privileges; // a process that gives up its privileges
 mod workers; // several processes with one listener
@@ -61,9 +62,13 @@ fn main() {
         ("exe_5_closing_all_spares_af_xdp", || hidden::all_are_closed("af_xdp")),
         ("exe_5_waits_find_no_hidden_numbers", hidden::none_are_found),
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
+        ("exe_5_limited_memory_leaves_room", limits::little_memory),
         ("exe_5_low_limits_leave_numbers", limits::low_limits),
         ("exe_4_closed_connection_has_no_events", listeners::no_events_once_closed),
         ("exe_4_checked_poll_serves_listener", listeners::checked_poll),
+        ("exe_4_registrations_outlive_bind", || {
+            ["af_packet", "af_xdp"].into_iter().for_each(registrations::outlive_binding);
+        }),
         ("exe_4_lacking_option_is_told", listeners::lacking_is_told),
         ("exe_4_arrivals_are_signalled", listeners::arrivals_are_signalled),
         ("exe_4_mtu_is_told_by_both_families", listeners::mtu_by_family),

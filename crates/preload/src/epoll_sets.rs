@@ -1,0 +1,180 @@
+//! Registrations in sets of `epoll`. The kernel has them by file: a number at which the library puts another file would lose
+//! them. Boost.Asio and Erlang register sockets before they bind them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+
+use crate::abi;
+use crate::table::DESCRIPTORS_MAX;
+
+const WORDS: usize = DESCRIPTORS_MAX / 64;
+
+/// Descriptors that this process has added to a set, and sets that it has added them to. Which of them are registered still, the
+/// kernel knows.
+static ADDED: Numbers = Numbers::new();
+static SETS: Numbers = Numbers::new();
+
+struct Numbers {
+    words: [AtomicU64; WORDS],
+    /// One more than the index of the last word in use.
+    end: AtomicUsize,
+}
+
+impl Numbers {
+    const fn new() -> Self {
+        Self { words: [const { AtomicU64::new(0) }; WORDS], end: AtomicUsize::new(0) }
+    }
+
+    fn word_and_bit(&self, number: RawFd) -> Option<(usize, u64)> {
+        let index = usize::try_from(number).ok().filter(|&index| index < DESCRIPTORS_MAX)?;
+        Some((index / 64, 1 << (index % 64)))
+    }
+
+    fn has(&self, number: RawFd) -> bool {
+        self.word_and_bit(number)
+            .is_some_and(|(word, bit)| self.words[word].load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn insert(&self, number: RawFd) {
+        if let Some((word, bit)) = self.word_and_bit(number)
+            && self.words[word].load(Ordering::Relaxed) & bit == 0
+        {
+            self.end.fetch_max(word + 1, Ordering::Relaxed);
+            self.words[word].fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = RawFd> {
+        let words = self.words.iter().take(self.end.load(Ordering::Relaxed)).enumerate();
+        words.flat_map(|(index, word)| {
+            let word = word.load(Ordering::Relaxed);
+            let bits = (0..64).filter(move |bit| word & 1 << bit != 0);
+            bits.filter_map(move |bit| RawFd::try_from(index * 64 + bit).ok())
+        })
+    }
+
+    fn clear(&self) {
+        let words = self.words.iter().take(self.end.swap(0, Ordering::Relaxed));
+        words.for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+}
+
+/// Registration of a number in a set.
+#[derive(PartialEq, Eq, Debug)]
+struct Registration {
+    set: RawFd,
+    events: EventFlags,
+    data: u64,
+}
+
+/// Notes that the program adds a number to a set.
+pub(crate) fn note(set: RawFd, number: RawFd) {
+    ADDED.insert(number);
+    SETS.insert(set);
+}
+
+/// Forgets in a child what was noted: the registrations are the parent's, too.
+pub(crate) fn forked() {
+    ADDED.clear();
+    SETS.clear();
+}
+
+/// True if this process has added the file at a number to a set.
+pub(crate) fn is_registered(number: RawFd) -> bool {
+    !registrations(number).is_empty()
+}
+
+/// Puts another file at a number of the program, which keeps its registrations.
+pub(crate) fn replace(number: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result<(), Errno> {
+    // Before: the file may stay open elsewhere, and the sets would go on telling of it.
+    let registrations = end_registrations(number);
+    let replaced = abi::replace(number, by, is_cloexec);
+    for Registration { set, events, data } in registrations {
+        let add = |set: BorrowedFd<'_>| {
+            abi::with_number(number, |file| epoll::add(set, file, EventData::new_u64(data), events))
+        };
+        let _ = abi::with_number(set, add); // as possible as it was before, unless memory is short
+    }
+    replaced
+}
+
+/// Registrations of the file at a number.
+fn registrations(number: RawFd) -> Vec<Registration> {
+    if !ADDED.has(number) {
+        return Vec::new();
+    }
+    let Ok(about) = abi::with_number(number, |file| fstat(file)) else { return Vec::new() };
+    SETS.iter().filter_map(|set| registration(set, number, about.st_ino)).collect()
+}
+
+/// Ends the registrations of a number, and returns them.
+fn end_registrations(number: RawFd) -> Vec<Registration> {
+    let mut ended = registrations(number);
+    ended.retain(|registration| {
+        let delete =
+            |set: BorrowedFd<'_>| abi::with_number(number, |file| epoll::delete(set, file).is_ok());
+        abi::with_number(registration.set, delete)
+    });
+    ended
+}
+
+/// Registration of a number, and of the file with this inode, in a set. `None` also for a set that was closed.
+fn registration(set: RawFd, number: RawFd, inode: u64) -> Option<Registration> {
+    let lines = BufReader::new(fs::File::open(format!("/proc/self/fdinfo/{set}")).ok()?).lines();
+    let mut of_number = lines.map_while(Result::ok).filter_map(|line| read(&line, number, inode));
+    of_number.next().map(|(events, data)| Registration { set, events, data })
+}
+
+/// Events and data of a line of `fdinfo`, if it is of this number and inode:
+/// `tfd:        5 events:       1d data: ffffffffffffffff pos:0 ino:61af sdev:7`.
+fn read(line: &str, number: RawFd, inode: u64) -> Option<(EventFlags, u64)> {
+    let field = |name: &str| {
+        let value = line.split_once(name)?.1.trim_start();
+        value.split_ascii_whitespace().next()
+    };
+    let hex = |name| field(name).and_then(|value| u64::from_str_radix(value, 16).ok());
+    let is_of_number = field("tfd:")?.parse() == Ok(number);
+    if !is_of_number || hex("ino:") != Some(inode) {
+        return None;
+    }
+    let events = u32::try_from(hex("events:")?).ok()?;
+    Some((EventFlags::from_bits_retain(events), hex("data:")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::epoll::EventFlags;
+
+    use super::{Numbers, read};
+
+    #[test]
+    fn exe_4_registration_is_read_from_fdinfo() {
+        let line = "tfd:       19 events: 40000019 data: ffffffff00000013  pos:0 ino:1f4d sdev:8";
+        let expected = (EventFlags::from_bits_retain(0x4000_0019), 0xffff_ffff_0000_0013);
+        assert_eq!(read(line, 19, 0x1f4d), Some(expected));
+        assert_eq!(read(line, 1, 0x1f4d), None, "another number");
+        assert_eq!(read(line, 19, 0x1f4e), None, "another file that had the number");
+        for other in ["", "tfd:", "pos:\t0", "ino:\t1057", "tfd: 19 events: x data: 1 ino:1f4d"] {
+            assert_eq!(read(other, 19, 0x1f4d), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn exe_4_noted_numbers_are_found_again() {
+        static NUMBERS: Numbers = Numbers::new();
+        let numbers = [0, 3, 63, 64, 1_000, (1 << 20) - 1];
+        numbers.into_iter().for_each(|number| NUMBERS.insert(number));
+        [-1, 1 << 20].into_iter().for_each(|number| NUMBERS.insert(number));
+        assert_eq!(NUMBERS.iter().collect::<Vec<_>>(), numbers);
+        assert!(NUMBERS.has(64) && !NUMBERS.has(65) && !NUMBERS.has(-1));
+        NUMBERS.clear();
+        assert_eq!(NUMBERS.iter().next(), None);
+        assert!(!NUMBERS.has(64));
+    }
+}
