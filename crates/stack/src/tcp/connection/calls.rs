@@ -48,7 +48,7 @@ impl Connection {
         let has_room = self.is_writable();
         Readiness {
             readable: self.has_enough_to_read() || self.shut.receive || self.error.is_some(),
-            writable: !is_opening && has_room || self.shut.send || self.error.is_some(),
+            writable: !is_opening && (has_room || self.shut.send) || self.error.is_some(),
             peer_closed: self.shut.receive,
             hung_up: both || self.state == State::Closed,
             failed: self.error.is_some(),
