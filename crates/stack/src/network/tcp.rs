@@ -15,10 +15,14 @@ use crate::tcp::{Flow, IcmpMessage, PathError, Seq, TcpError};
 pub(super) const TCP: u8 = 6;
 const HEADER_BYTES: usize = 20;
 const TIME_EXCEEDED: u8 = 11;
+/// Code of it: fragments did not come in time.
+const FRAGMENTS_LATE: u8 = 1;
 const PARAMETER_PROBLEM: u8 = 12;
 const PACKET_TOO_BIG_V6: u8 = 2;
 const TIME_EXCEEDED_V6: u8 = 3;
 const PARAMETER_PROBLEM_V6: u8 = 4;
+/// First type of ICMPv6 that is no error.
+const FIRST_INFORMATION_V6: u8 = 128;
 const OFFSET_MASK: u16 = 0x1fff;
 
 /// A TCP header and payload, delimited by the IP header.
@@ -99,6 +103,8 @@ pub(super) fn quoted(message: &[u8], from: Option<IpAddr>, is_ipv6: bool) -> Opt
 /// `icmp_err_convert`, and what `tcp_v4_err` does.
 fn meaning(kind: u8, code: u8, [_, _, high, low]: [u8; 4]) -> Option<PathError> {
     let error = match (kind, code) {
+        // As the kernel: the peer may lack one fragment and have others.
+        (TIME_EXCEEDED, FRAGMENTS_LATE) => return None,
         (DEST_UNREACH, 0 | 6 | 9 | 11) => TcpError::NetworkUnreachable,
         (DEST_UNREACH, 2) => TcpError::NoProtocol,
         (DEST_UNREACH, 3) => TcpError::Refused,
@@ -130,9 +136,37 @@ fn meaning_v6(kind: u8, code: u8, mtu: [u8; 4]) -> Option<PathError> {
         (DEST_UNREACH_V6, 4) => (TcpError::Refused, true),
         (DEST_UNREACH_V6, 2 | 3) | (TIME_EXCEEDED_V6, _) => (TcpError::HostUnreachable, false),
         (DEST_UNREACH_V6 | PARAMETER_PROBLEM_V6, _) => (TcpError::BadHeader, true),
+        // RFC 4443, section 2.4: errors of unknown types are told, too.
+        (..FIRST_INFORMATION_V6, _) => (TcpError::BadHeader, false),
         _ => return None,
     };
     let is_of_route = (kind, code) == (DEST_UNREACH_V6, 0);
     let message = IcmpMessage { from: None, kind, code };
     Some(PathError::Unreachable { error, ends_handshake, is_of_route, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_14_errors_mean_what_kernel_takes() {
+        let error_of = |told: Option<PathError>| match told {
+            Some(PathError::Unreachable { error, ends_handshake, .. }) => {
+                Some((error, ends_handshake))
+            }
+            _ => None,
+        };
+        let v4 = |kind, code| error_of(meaning(kind, code, [0; 4]));
+        let v6 = |kind, code| error_of(meaning_v6(kind, code, [0; 4]));
+        assert_eq!(v4(TIME_EXCEEDED, 0), Some((TcpError::HostUnreachable, true)));
+        assert_eq!(v4(TIME_EXCEEDED, FRAGMENTS_LATE), None);
+        assert_eq!([4, 5, 13].map(|kind| v4(kind, 0)), [None; 3]);
+        assert_eq!(v6(TIME_EXCEEDED_V6, 1), Some((TcpError::HostUnreachable, false)));
+        assert_eq!(
+            [0, 5, 100, 127].map(|kind| v6(kind, 1)),
+            [Some((TcpError::BadHeader, false)); 4]
+        );
+        assert_eq!([128, 137, 255].map(|kind| v6(kind, 0)), [None; 3]);
+    }
 }

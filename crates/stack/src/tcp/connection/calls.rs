@@ -48,7 +48,7 @@ impl Connection {
         let has_room = self.is_writable();
         Readiness {
             readable: self.has_enough_to_read() || self.shut.receive || self.error.is_some(),
-            writable: !is_opening && has_room || self.shut.send || self.error.is_some(),
+            writable: !is_opening && (has_room || self.shut.send) || self.error.is_some(),
             peer_closed: self.shut.receive,
             hung_up: both || self.state == State::Closed,
             failed: self.error.is_some(),
@@ -360,8 +360,12 @@ impl Connection {
         }
     }
 
-    /// Bytes that were received and not read, up to an urgent one (`SIOCINQ`).
+    /// Bytes that were received and not read, up to an urgent one: none as long as the handshake is not over, even if data
+    /// came with the SYN (`SIOCINQ`).
     pub(in crate::tcp) fn received_bytes(&self) -> u32 {
+        if self.state == State::SynReceived {
+            return 0;
+        }
         let len = self.receive.queue.len_bytes();
         let is_awaited = |urgent: &Seq| {
             !urgent.is_before(self.read_seq()) && urgent.is_before(self.receive.next)

@@ -306,7 +306,7 @@ impl Connection {
         if segment.is_marked() {
             capable.marked = capable.marked.wrapping_add(segments);
         }
-        let bytes = capable.bytes.get_mut(usize::from(segment.ecn) - 1);
+        let bytes = capable.bytes.get_mut(usize::from(segment.ecn()) - 1);
         if let Some(bytes) = bytes {
             *bytes = bytes.wrapping_add(segment.payload_len);
         }

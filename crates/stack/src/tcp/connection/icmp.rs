@@ -126,9 +126,12 @@ impl Connection {
             return self.resend_syn_data(cx);
         }
         let mut facts = super::ack::AckFacts::default();
+        let mut is_longer = false;
         for index in 0..self.sent.len() as usize {
             let Some(&sent) = self.sent.at(index) else { break };
-            if sent.payload_bytes() > self.send.mss {
+            // The last segment of a packet may be a shorter one.
+            is_longer = sent.payload_bytes() > self.send.mss || sent.marks.is_joined && is_longer;
+            if is_longer {
                 self.mark_lost(index, &mut facts);
             }
         }

@@ -229,10 +229,9 @@ pub struct TcpInfo {
 impl Connection {
     pub(in crate::tcp) fn info(&self) -> TcpInfo {
         // Nothing is agreed on before the peer has answered.
-        let agreed = match self.state {
-            State::SynSent => Agreed { ecn: self.agreed.ecn, ..Agreed::default() },
-            _ => self.agreed,
-        };
+        let is_unanswered = self.is_unanswered();
+        let of_ecn = Agreed { ecn: self.agreed.ecn, ..Agreed::default() };
+        let agreed = if is_unanswered { of_ecn } else { self.agreed };
         let mut info = TcpInfo {
             state: self.state,
             phase: self.phase(),
@@ -250,7 +249,7 @@ impl Connection {
             probes: self.recovery.probes_out,
             ack_delay_us: self.delayed.interval_us(),
             receive_mss_bytes: self.delayed.segment_bytes(),
-            announced_mss_bytes: self.announced_payload(),
+            announced_mss_bytes: self.told_announced_mss(),
             receive_rtt_us: self.receive.buffer.round_trip_us().unwrap_or(0),
             receive_space_bytes: self.receive.buffer.space(),
             receive_threshold_bytes: self.receive.buffer.threshold(),
@@ -294,17 +293,28 @@ impl Connection {
             delivery_rate: self.rate.bytes_per_s(self.send.mss),
             is_delivery_limited: self.rate.is_limited(),
         };
-        if self.state == State::SynSent {
+        if is_unanswered {
             self.report_opening(&mut info);
         }
         info
+    }
+
+    /// True of a client whose SYN is not answered, or was refused.
+    fn is_unanswered(&self) -> bool {
+        let was_refused = self.has_failed_to_open() && self.tally.delivered == 0;
+        self.state == State::SynSent || was_refused
+    }
+
+    /// Payload that is announced: as in the kernel, it leaves room for timestamps once the connection is open.
+    fn told_announced_mss(&self) -> u32 {
+        let is_opening = self.state == State::SynReceived || self.is_unanswered();
+        if is_opening { self.announced_mss() } else { self.announced_payload() }
     }
 
     /// Reports a connection whose SYN is not answered, as the kernel does: nothing of the peer is known, and a SYN that
     /// was sent again counts as lost.
     fn report_opening(&self, info: &mut TcpInfo) {
         info.receive_mss_bytes = SEGMENT_MIN;
-        info.announced_mss_bytes = self.announced_mss();
         if self.recovery.retransmits > 0 {
             (info.phase, info.lost, info.cwnd) = (Phase::Loss, 1, 1);
             info.ssthresh = self.congestion.threshold();

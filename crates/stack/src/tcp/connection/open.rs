@@ -419,6 +419,9 @@ impl Connection {
         self.end_timeout_recovery(cx.now_us);
         self.receive.last_us = cx.now_us;
         self.begin_transfer(cx);
+        if self.recovery.syn_timeouts > 0 && self.opening.has(Opening::CONNECTING) {
+            self.hold_timeout_of_syn(cx);
+        }
         self.rearm_retransmit(cx.now_us);
     }
 

@@ -284,6 +284,15 @@ impl Connection {
         holds
     }
 
+    /// Without SACK, the recovery from time-outs of the SYN lasts until data are acknowledged, so that duplicates before
+    /// that do not begin another one.
+    pub(super) fn hold_timeout_of_syn(&mut self, cx: &Context<'_>) {
+        if !self.agreed.sack && self.sent.is_empty() {
+            self.recovery.phase = Phase::Loss;
+            self.recovery.repair.is_frto = cx.config.frto;
+        }
+    }
+
     /// Forgets when the first retransmission was, if none is outstanding (`tcp_retrans_stamp_cleanup`).
     fn forget_retransmission(&mut self) {
         if !self.has_retransmitted() {

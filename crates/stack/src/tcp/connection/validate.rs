@@ -200,7 +200,7 @@ impl Connection {
     pub(super) fn note_timestamp(&mut self, segment: &Segment, now_us: u64) {
         if let Some(stamps) = segment.options.timestamps.filter(|_| self.agreed.timestamps)
             && !segment.seq.is_after(self.receive.acked)
-            && (stamps.value.wrapping_sub(self.receive.timestamp).cast_signed() >= 0
+            && (self.receive.timestamp.wrapping_sub(stamps.value).cast_signed() <= 0
                 || self.receive.timestamp == 0
                 || now_us.saturating_sub(self.receive.timestamp_us) > PAWS_IDLE_US)
         {

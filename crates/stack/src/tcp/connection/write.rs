@@ -81,7 +81,7 @@ impl Connection {
         match self.state {
             State::Established | State::CloseWait if !self.shut.send => {}
             State::SynReceived if self.awaits_ack() && !self.shut.send => {}
-            State::SynSent | State::SynReceived if !self.shut.send => {
+            State::SynSent | State::SynReceived if !self.awaits_ack() => {
                 return Err(TcpError::WouldBlock);
             }
             _ => return Err(TcpError::BrokenPipe),

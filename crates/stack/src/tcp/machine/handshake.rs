@@ -333,6 +333,7 @@ impl Tcp {
                     .then_some(Timestamps { value: stamp, echo: request.timestamp }),
                 ..Options::default()
             },
+            tos: segment.dscp(),
             ..Outgoing::empty(&request.flow, request.sequence + 1)
         };
         self.send(&outgoing, out);

@@ -19,7 +19,7 @@ impl Tcp {
             (Seq(0), segment.end(), Flags::RST.with(Flags::ACK))
         };
         self.counters.out_rsts.add(1);
-        let outgoing = Outgoing { flags, ack, ..Outgoing::empty(flow, seq) };
+        let outgoing = Outgoing { flags, ack, tos: segment.dscp(), ..Outgoing::empty(flow, seq) };
         self.send(&outgoing, out);
     }
 

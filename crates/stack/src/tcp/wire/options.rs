@@ -95,16 +95,21 @@ impl SackBlocks {
 /// Reads options up to the first malformed one, as `tcp_parse_options` does.
 pub(super) fn parse(bytes: &[u8], is_syn: bool) -> Options {
     let mut options = Options::default();
-    let left = walk(bytes, |kind, value| options.note(kind, value, is_syn));
+    let mut is_marked = false;
+    let left = walk(bytes, |kind, value, left| {
+        // As the kernel, which looks for signatures only where one has room.
+        is_marked |= kind == MD5 && left >= MD5_BYTES;
+        options.note(kind, value, is_syn);
+    });
     // As the kernel, if a signature could be there.
-    options.is_signed |= left >= MD5_BYTES;
+    options.is_signed = is_marked || left >= MD5_BYTES;
     options
 }
 
 /// Reads the Fast Open option of a SYN or SYN-ACK (`tcp_parse_fastopen_option`).
 pub(super) fn parse_fast_open(bytes: &[u8]) -> Option<CookieOption> {
     let mut found = None;
-    walk(bytes, |kind, value| {
+    walk(bytes, |kind, value, _| {
         let (value, is_experimental) = match (kind, value) {
             (FAST_OPEN, value) => (value, false),
             (EXPERIMENT, [m0, m1, value @ ..]) if [*m0, *m1] == FAST_OPEN_EXPERIMENT => {
@@ -119,9 +124,10 @@ pub(super) fn parse_fast_open(bytes: &[u8]) -> Option<CookieOption> {
     found
 }
 
-/// Calls for each option up to the first malformed one, with its kind and value. Returns the bytes from that on.
+/// Calls for each option up to the first malformed one, with its kind, its value, and the number of bytes from it on.
+/// Returns that number of the malformed one.
 #[inline]
-fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8])) -> usize {
+fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8], usize)) -> usize {
     while let Some((&kind, rest)) = bytes.split_first() {
         match kind {
             END => return 0,
@@ -130,7 +136,7 @@ fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8])) -> usize {
                 let Some(len) = rest.first().map(|&len| usize::from(len)) else { break };
                 let Some((option, behind)) = bytes.split_at_checked(len) else { break };
                 let Some(value) = option.get(2..) else { break };
-                note(kind, value);
+                note(kind, value, bytes.len());
                 bytes = behind;
             }
         }
@@ -159,7 +165,6 @@ impl Options {
                     echo: u32::from_be_bytes([e0, e1, e2, e3]),
                 });
             }
-            (MD5, _) => self.is_signed = true,
             (SACK, blocks) if blocks.len().is_multiple_of(8) => {
                 for block in blocks.chunks_exact(8) {
                     if let &[s0, s1, s2, s3, e0, e1, e2, e3] = block {
@@ -306,6 +311,16 @@ mod tests {
             parse(&bytes, false).is_signed
         };
         assert_eq!([2, 17, 18, 40].map(is_signed), [false, false, true, true]);
+    }
+
+    #[test]
+    fn tcp_5_signature_has_its_room() {
+        let is_signed = |len: usize| {
+            let mut bytes = vec![MD5, 2];
+            bytes.resize(len, NOP);
+            parse(&bytes, true).is_signed
+        };
+        assert_eq!([4, 16, 20, 40].map(is_signed), [false, false, true, true]);
     }
 
     prop_compose! {

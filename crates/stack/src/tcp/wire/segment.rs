@@ -54,8 +54,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) options: Options,
     /// Length of the options, in bytes.
     pub(in crate::tcp) options_len: u32,
-    /// ECN field of the IP header.
-    pub(in crate::tcp) ecn: u8,
+    /// DSCP and ECN field of the IP header.
+    pub(in crate::tcp) tos: u8,
     /// Payload length of the largest of the segments that were merged; else that of this one.
     pub(in crate::tcp) segment_len: u32,
 }
@@ -76,7 +76,6 @@ impl Segment {
         let payload_len = len_u32(len.checked_sub(before)?);
         let flags = Flags(flags);
         let gso_size = u32::from(packet.gso_size());
-        let tos = packet.view().traffic_class().unwrap_or(0);
         Some(Self {
             seq: Seq(u32::from_be_bytes([s0, s1, s2, s3])),
             ack: Seq(u32::from_be_bytes([a0, a1, a2, a3])),
@@ -87,7 +86,7 @@ impl Segment {
             payload_len,
             options: options::parse(options, flags.has(Flags::SYN)),
             options_len: len_u32(options.len()),
-            ecn: tos & CE,
+            tos: packet.view().traffic_class().unwrap_or(0),
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
     }
@@ -99,14 +98,24 @@ impl Segment {
         options::parse_fast_open(header.get(HEADER_BYTES..header_len)?)
     }
 
+    /// ECN field of the IP header.
+    pub(in crate::tcp) fn ecn(&self) -> u8 {
+        self.tos & CE
+    }
+
+    /// DSCP of the IP header, in its place.
+    pub(in crate::tcp) fn dscp(&self) -> u8 {
+        self.tos & !CE
+    }
+
     /// True if the packet is capable of ECN.
     pub(in crate::tcp) fn is_capable(&self) -> bool {
-        self.ecn != 0
+        self.ecn() != 0
     }
 
     /// True if a router marked the packet.
     pub(in crate::tcp) fn is_marked(&self) -> bool {
-        self.ecn == CE
+        self.ecn() == CE
     }
 
     pub(in crate::tcp) fn has(&self, flags: Flags) -> bool {
