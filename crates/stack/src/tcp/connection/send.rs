@@ -491,7 +491,7 @@ impl Connection {
         self.resent.count(cause);
     }
 
-    /// Sends a segment again (`__tcp_retransmit_skb`). Returns false if it could not be sent now.
+    /// Sends a segment again (`__tcp_retransmit_skb`). Returns false if the peer's window forbids it, or no frame is free.
     pub(super) fn send_again(&mut self, index: usize, cause: Cause, cx: &mut Context<'_>) -> bool {
         let packet = index..=*self.sent.packet_of(index).end();
         let room = self.segment_room();
@@ -521,13 +521,14 @@ impl Connection {
         let payload = self.sent.at(index).map_or(0, Sent::data_bytes);
         self.note_paced(payload, cx);
         let before = self.tally.bytes_sent;
-        if !self.transmit_sent(index, cx) {
+        let was_sent = self.transmit_sent(index, cx);
+        if !was_sent {
             cx.counters.no_frame.add(1);
         } else if payload > 0 {
             self.note_data_sent(cx.now_us);
         }
         self.tally.bytes_retrans += self.tally.bytes_sent - before;
-        true
+        was_sent
     }
 
     /// Sends a segment although the window is closed, or a probe without data

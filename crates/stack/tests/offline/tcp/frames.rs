@@ -102,6 +102,7 @@ fn tcp_6_failed_retransmission_sends_no_data() {
     let after = info(&pair, 0, client);
     assert_eq!(after.tally.data_segs_out, sent.tally.data_segs_out);
     assert_eq!(after.data_sent_us, sent.data_sent_us);
+    assert_eq!(after.retransmitted, 0, "nothing is in flight");
     frames.into_iter().chain(last).for_each(|frame| pair.hosts[0].pool.put(frame));
     while pair.hosts[0].tcp.counters().retrans_segs.get() < 2 {
         assert!(pair.step());
