@@ -34,7 +34,7 @@ pub(super) fn begin(
     if matches!(theirs.ip(), IpAddr::V4(to) if identity.is_broadcast(to)) {
         return Err(Errno::NETUNREACH.into());
     }
-    let of_path = shared.path_mtus.find(theirs.ip(), shared.tcp.clock().now_ns());
+    let of_path = shared.tcp.path_mtus.find(theirs.ip(), shared.tcp.clock().now_ns());
     let mut mtu_bytes = of_path.map_or(identity.mtu, |of_path| of_path.min(identity.mtu));
     let kernels = shared.devices[device].kernels;
     if kernels.is_some() && !is_link_local(theirs.ip()) {

@@ -13,14 +13,15 @@ use forebay_stack::Division;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{
-    FastOpenCache, Flow, FlowHasher, Found, HashedFlow, PathError, State, Tcp, TcpConfig,
-    TcpCounters, TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSocket,
+    FastOpenCache, Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig, TcpCounters,
+    TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 use forebay_sys::tcp_reserve::Reservation;
 
 use super::super::neighbours::WayBack;
+use super::super::path_mtus::PathMtus;
 use super::super::shared::{CpuIndex, NetState};
 use super::super::transmit::SegmentMark;
 use super::short::ShortOfMemory;
@@ -51,6 +52,9 @@ pub(in crate::net) struct TcpShards {
     short_of_memory: ShortOfMemory,
     counters: Box<[Arc<TcpCounters>]>,
     pub(super) levels: Box<[Arc<TcpLevels>]>,
+    /// Paths that errors about segments in flight have told of. Those about datagrams count for datagrams alone: they can be
+    /// forged by hosts that are not on the path.
+    pub(super) path_mtus: PathMtus,
 }
 
 /// Index of a shard among all of a host.
@@ -145,6 +149,7 @@ impl TcpShards {
             shards: tcps.into_iter().map(|tcp| Mutex::new(Shard::new(tcp))).collect(),
             hasher: FlowHasher::new(secret),
             clock,
+            path_mtus: PathMtus::default(),
             timers: TcpTimers::new(cpus, SHARDS_PER_CPU),
             port_steps: AtomicU32::new(0),
             memory,
@@ -430,7 +435,8 @@ impl NetState {
             let index = flow.as_ref().map_or(ShardIndex(0), |flow| self.tcp.shard_of_hashed(flow));
             let source = flow.as_ref().map(|flow| flow.flow().theirs.ip());
             let back = source.and_then(|source| WayBack::of(&packet, source));
-            let of_path = source.and_then(|source| self.path_mtus.find(source, now_ns));
+            let opening = source.filter(|_| is_syn(&packet));
+            let of_path = opening.and_then(|source| self.tcp.path_mtus.find(source, now_ns));
             let mtu_bytes = of_path.map_or(on.mtu, |of_path| of_path.min(on.mtu));
             let device = TcpDevice { mtu_bytes, is_whole_host: on.is_whole_host };
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
@@ -453,11 +459,10 @@ impl NetState {
     pub(in crate::net) fn receive_path_error(&self, about: &TcpPathError) {
         let &TcpPathError { flow, seq, error } = about;
         let index = self.tcp.shard_of(&flow);
-        let is_believed =
-            self.call_tcp(index, |tcp, out| tcp.receive_error(&flow, seq, error, out));
-        if let (PathError::TooBig { mtu_bytes }, true) = (error, is_believed) {
+        let narrowed = self.call_tcp(index, |tcp, out| tcp.receive_error(&flow, seq, error, out));
+        if let Some(mtu_bytes) = narrowed {
             // The next connections to this host begin with it.
-            self.path_mtus.learn(flow.theirs.ip(), mtu_bytes, self.tcp.clock().now_ns());
+            self.tcp.path_mtus.learn(flow.theirs.ip(), mtu_bytes, self.tcp.clock().now_ns());
         }
     }
 
@@ -550,4 +555,10 @@ impl fmt::Debug for TcpShards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TcpShards({})", self.shards.len())
     }
+}
+
+/// True for the first segment of a peer.
+fn is_syn(packet: &Packet) -> bool {
+    const SYN: u16 = 0x02;
+    packet.view().tcp_flags().is_some_and(|flags| flags & SYN != 0)
 }

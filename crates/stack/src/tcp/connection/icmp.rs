@@ -46,23 +46,23 @@ const MIN_PATH_MTU: u32 = 552;
 const MIN_PATH_MTU_V6: u32 = 1280;
 
 impl Connection {
-    /// Processes an error about the segment that began at `seq`. Returns whether it was believed.
+    /// Processes an error about the segment that began at `seq`. Returns the MTU of the path, if the error narrowed it.
     pub(in crate::tcp) fn on_path_error(
         &mut self,
         error: PathError,
         seq: Seq,
         cx: &mut Context<'_>,
-    ) -> bool {
+    ) -> Option<u32> {
         let is_outstanding =
             !seq.is_before(self.first_outstanding()) && !seq.is_after(self.send.next);
         if self.state == State::Closed || self.waits_for_data() || !is_outstanding {
             // RFC 5927, section 4.1: only errors about segments in flight are believed. As in the kernel,
             // the next one counts as such.
             cx.counters.out_of_window_icmps.add(1);
-            return false;
+            return None;
         }
         match error {
-            PathError::TooBig { mtu_bytes } => self.shrink_path(mtu_bytes, cx),
+            PathError::TooBig { mtu_bytes } => return self.shrink_path(mtu_bytes, cx),
             PathError::Unreachable { error, is_of_route, message, .. } => {
                 let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
                 if is_opening && !(self.awaits_ack() && self.opening.has(Opening::ACCEPTED)) {
@@ -81,7 +81,7 @@ impl Connection {
                 }
             }
         }
-        true
+        None
     }
 
     /// Takes back a doubling of the time-out (RFC 6069; `tcp_ld_RTO_revert`).
@@ -100,23 +100,24 @@ impl Connection {
         }
     }
 
-    /// Path MTU discovery: sends what was too large again, in smaller segments.
-    fn shrink_path(&mut self, mtu_bytes: u32, cx: &mut Context<'_>) {
+    /// Path MTU discovery: sends what was too large again, in smaller segments. Returns the path's MTU, if it is smaller now.
+    fn shrink_path(&mut self, mtu_bytes: u32, cx: &mut Context<'_>) -> Option<u32> {
         if self.flow().is_ipv6()
             && (mtu_bytes < MIN_PATH_MTU_V6
                 || self.payload_in(mtu_bytes, cx.config) >= self.send.mss)
         {
             // No link is smaller; nor do segments become larger.
-            return;
+            return None;
         }
         let mtu_bytes = mtu_bytes.max(MIN_PATH_MTU).max(self.flow().header_bytes() + MIN_MSS);
         if mtu_bytes >= self.send.path_mtu {
-            return;
+            return None;
         }
         self.send.path_mtu = mtu_bytes;
         self.bound_mtu_search(mtu_bytes);
         self.set_mss(cx.config);
         self.resend_in_smaller(cx);
+        Some(mtu_bytes)
     }
 
     /// Sends segments that are longer than they may be now again, in smaller ones (`tcp_simple_retransmit`).

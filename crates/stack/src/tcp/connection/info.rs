@@ -299,9 +299,10 @@ impl Connection {
         info
     }
 
-    /// True of a client whose SYN is not answered, or was refused.
+    /// True of a client whose SYN is not answered, or was refused. One that the peer's SYN has crossed keeps what was agreed.
     fn is_unanswered(&self) -> bool {
-        let was_refused = self.has_failed_to_open() && self.tally.delivered == 0;
+        let has_crossed = self.receive.next != self.receive.initial;
+        let was_refused = self.has_failed_to_open() && self.tally.delivered == 0 && !has_crossed;
         self.state == State::SynSent || was_refused
     }
 

@@ -419,38 +419,38 @@ impl Tcp {
         None
     }
 
-    /// Processes an ICMP error about a segment of ours that began at `seq`. Returns whether it was believed, as one about a
-    /// segment in flight (RFC 5927).
+    /// Processes an ICMP error about a segment of ours that began at `seq`. Returns the MTU of the path, if the error narrowed
+    /// it: only one about a segment in flight does (RFC 5927).
     pub fn receive_error(
         &mut self,
         flow: &Flow,
         seq: Seq,
         error: PathError,
         out: &mut TcpOut<'_>,
-    ) -> bool {
+    ) -> Option<u32> {
         match self.targets.find(flow) {
             Some(Target::Connection(index)) => {
                 let process = |connection: &mut Connection, cx: &mut Context<'_>| {
                     connection.on_path_error(error, seq, cx)
                 };
-                self.with_connection(index, out, process) == Some(true)
+                self.with_connection(index, out, process).flatten()
             }
-            Some(Target::Request(at)) => self.end_handshake(at, seq, error),
-            Some(Target::TimeWait(_)) | None => false,
+            Some(Target::Request(at)) => {
+                self.end_handshake(at, seq, error);
+                None
+            }
+            Some(Target::TimeWait(_)) | None => None,
         }
     }
 
-    /// Processes an error about a SYN-ACK (`tcp_req_err`), as [`receive_error`](Self::receive_error).
-    fn end_handshake(&mut self, at: u32, seq: Seq, error: PathError) -> bool {
+    /// Processes an error about a SYN-ACK (`tcp_req_err`).
+    fn end_handshake(&mut self, at: u32, seq: Seq, error: PathError) {
         if self.requests.at(at).is_some_and(|request| request.sequence != seq) {
             self.counters.out_of_window_icmps.add(1);
-            return false;
-        }
-        if let PathError::Unreachable { ends_handshake: true, .. } = error {
+        } else if let PathError::Unreachable { ends_handshake: true, .. } = error {
             self.drop_request(at);
             self.counters.listen_drops.add(1);
         }
-        true
     }
 
     fn receive_connected(
