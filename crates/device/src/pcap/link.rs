@@ -107,6 +107,7 @@ impl LinkType {
     pub(super) fn tail(self, bytes: &[u8], wire_len: u32) -> u32 {
         match self {
             Self::IEEE802_11_RADIOTAP => wireless::behind_frame(bytes),
+            Self::NFLOG => serial::behind_nflog_packet(bytes, wire_len),
             _ => 0,
         }
     }

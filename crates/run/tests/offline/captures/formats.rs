@@ -176,8 +176,8 @@ fn before_ip() -> Vec<(u16, Vec<u8>)> {
         let mut header = header.to_vec();
         header.resize(len, 0);
         if link_type == 239 {
-            // The attribute of the payload, as long as the rest.
-            let attribute = if header[4] == 5 { [15, 0, 9, 0] } else { [0, 15, 0, 9] };
+            // The attribute of the payload: itself and the 90 bytes of the packet.
+            let attribute = if header[4] == 5 { [94, 0, 9, 0] } else { [0, 94, 0, 9] };
             header.extend(attribute);
         }
         all.push((link_type, header));
@@ -201,6 +201,21 @@ fn bytes_before_ip_are_skipped() {
             ];
             let expected = kept(b"E, the rest.", 90, 0, Link::Ip);
             assert_eq!(read_whole(&pcapng.concat()), [expected], "{link_type}");
+        }
+    }
+}
+
+/// The kernel pads the attribute that is the packet to four bytes.
+#[test]
+fn padding_behind_nflog_is_cut() {
+    let packet = b"E, the rest..";
+    for header in [&[2, 0, 0, 7, 17, 0, 9, 0], &[2, 0, 0, 7, 0, 17, 0, 9]] {
+        let whole = [&header[..], packet, &[0; 3]].concat();
+        for captured in 8..=whole.len() {
+            let bytes = &whole[..captured];
+            let file = pcap(Order::Little, 239, &record(Order::Little, 0, 24, bytes));
+            let expected = kept(&packet[..(captured - 8).min(13)], 13, 0, Link::Ip);
+            assert_eq!(read_whole(&file), [expected], "{captured}");
         }
     }
 }
