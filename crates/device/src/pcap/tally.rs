@@ -33,9 +33,7 @@ pub(super) struct Tally {
 impl Tally {
     #[cold]
     pub(super) fn count_unread(&mut self, link_type: LinkType, offset: u64) {
-        let is_apart = self.unread.len() < UNREAD_TYPES_MAX || self.unread.contains_key(&link_type);
-        let counted = if is_apart { link_type } else { LinkType::OTHERS };
-        *self.unread.entry(counted).or_default() += 1;
+        count(&mut self.unread, link_type, LinkType::OTHERS, 1);
         self.first_bad.get_or_insert(offset);
     }
 
@@ -76,6 +74,17 @@ impl Tally {
         let problem = format!("none of its records can be read ({}), the first", shown(&bad));
         Err(Error::Capture { name: name.to_owned(), offset, problem, help })
     }
+}
+
+/// Counts unreadable records of a link type: apart, or with the `others` that are beyond the limit.
+pub(super) fn count<Name: Ord>(
+    unread: &mut BTreeMap<Name, u64>,
+    link_type: Name,
+    others: Name,
+    records: u64,
+) {
+    let is_apart = unread.len() < UNREAD_TYPES_MAX || unread.contains_key(&link_type);
+    *unread.entry(if is_apart { link_type } else { others }).or_default() += records;
 }
 
 /// Joins the first few parts, as many as a person reads.
