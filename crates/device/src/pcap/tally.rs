@@ -68,6 +68,10 @@ impl Tally {
         let bad: Vec<_> = unread.chain(damaged).collect();
         let help = if self.unread.is_empty() {
             "the file is damaged: repair it, or give another".to_owned()
+        } else if self.unread.keys().all(|link_type| link_type.is_read()) {
+            "its packets are encrypted, in pieces, or of protocols that are not read: give a capture \
+             with IP packets"
+                .to_owned()
         } else {
             format!("give a capture of a link type that is read: {READ}")
         };

@@ -368,6 +368,8 @@ fn wireless_check_sequence_is_cut() {
     let failed = [&radiotap(0x50)[..], &wireless([0x08, 1], &[]), &snap, b"SUM?"].concat();
     let reading = read(&pcap(Order::Little, 127, &record(Order::Little, 0, 99, &failed)));
     assert_refused(&reading, "of a protocol that is not read", 24);
+    let help = reading.error.unwrap().help();
+    assert!(help.contains("encrypted") && help.contains("IP packets"), "{help}");
 }
 
 /// Linux leaves the header of RFC 1042 before two protocols, whose frames then have a length.
