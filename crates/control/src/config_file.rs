@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::knobs::knob::Knob;
 use forebay_sys as sys;
-use forebay_sys::error::{Error, Result};
+use forebay_sys::error::{Error, Result, quoted};
 use forebay_sys::refused::Refused;
 use forebay_sys::text_file::read_text;
 use toml::de::{DeTable, DeValue};
@@ -254,7 +254,7 @@ impl ConfigFile {
         let wrong = |Refused { errno, why }: Refused| Error::Config {
             path: self.path.clone(),
             line: *line,
-            problem: format!("{name} cannot be {value:?}: {why} ({errno})"),
+            problem: format!("{name} cannot be {}: {why} ({errno})", quoted(value)),
         };
         let mut notes = Vec::new();
         let paths = names::find_for_writing(control, name).map_err(wrong)?;
