@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::knobs::knob::Knob;
 use forebay_sys as sys;
-use forebay_sys::error::{Error, Result};
+use forebay_sys::error::{Error, Result, quoted};
 use forebay_sys::refused::Refused;
 use forebay_sys::text_file::read_text;
 use toml::de::{DeTable, DeValue};
@@ -111,9 +111,10 @@ impl ConfigFile {
     }
 
     fn parse(path: &Path, text: &str) -> Result<Self> {
+        let line_of = lines_of(text);
         let wrong = |at: usize, problem: String| Error::Config {
             path: path.to_owned(),
-            line: line_of(text, at),
+            line: line_of(at),
             problem,
         };
         let root = DeTable::parse(text).map_err(|error| {
@@ -126,7 +127,7 @@ impl ConfigFile {
                     gather(knobs, "", &mut entries, &wrong)?;
                 }
                 DeValue::Table(options) if key.get_ref() == "run" => {
-                    run = run_options::read(options, &|at| line_of(text, at), &wrong)?;
+                    run = run_options::read(options, &line_of, &wrong)?;
                 }
                 _ => {
                     let key_name = key.get_ref();
@@ -138,7 +139,7 @@ impl ConfigFile {
         }
         entries.sort_by_key(|(at, entry)| (turn(&entry.name), *at));
         let entries =
-            entries.into_iter().map(|(at, entry)| ConfigEntry { line: line_of(text, at), ..entry });
+            entries.into_iter().map(|(at, entry)| ConfigEntry { line: line_of(at), ..entry });
         Ok(Self { path: path.to_owned(), entries: entries.collect(), run })
     }
 
@@ -253,7 +254,7 @@ impl ConfigFile {
         let wrong = |Refused { errno, why }: Refused| Error::Config {
             path: self.path.clone(),
             line: *line,
-            problem: format!("{name} cannot be {value:?}: {why} ({errno})"),
+            problem: format!("{name} cannot be {}: {why} ({errno})", quoted(value)),
         };
         let mut notes = Vec::new();
         let paths = names::find_for_writing(control, name).map_err(wrong)?;
@@ -412,7 +413,7 @@ fn saved_run(path: &Path) -> Result<Option<toml::Value>> {
         error => error,
     })?;
     let file = text.parse::<toml::Table>().map_err(|error| {
-        lost(line_of(&text, error.span().map_or(0, |span| span.start)), error.message())
+        lost(lines_of(&text)(error.span().map_or(0, |span| span.start)), error.message())
     })?;
     Ok(file.get("run").cloned())
 }
@@ -472,8 +473,10 @@ fn last(name: &str) -> &str {
     name.rsplit_once('/').map_or(name, |(_, last)| last)
 }
 
-fn line_of(text: &str, at: usize) -> usize {
-    1 + text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+/// Line of each offset in a text, from 1 on.
+fn lines_of(text: &str) -> impl Fn(usize) -> usize + use<> {
+    let ends: Vec<_> = text.match_indices('\n').map(|(at, _)| at).collect();
+    move |at| 1 + ends.partition_point(|end| *end < at)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use forebay_rx::CpuId;
 use forebay_sys::errno::Errno;
+use forebay_sys::error::quoted;
 use forebay_sys::hidden::Hidden;
 use forebay_sys::refused::{Refused, Written};
 
@@ -220,7 +221,8 @@ impl Control {
         for (index, path) in paths.iter().enumerate() {
             let name = names.short(path);
             let written = self.echo(path, value).map_err(|Refused { errno, why }| {
-                let refused = Refused::new(errno, format!("{name} cannot be {value:?}: {why}"));
+                let why = format!("{name} cannot be {}: {why}", quoted(value));
+                let refused = Refused::new(errno, why);
                 names.after(refused, &paths[..index])
             })?;
             if let Ok(value) = value_of(self, path) {

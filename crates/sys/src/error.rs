@@ -38,7 +38,7 @@ pub enum Error {
         help: String,
     },
     /// A setting has an invalid value.
-    #[error("{what} cannot be {value:?}: {why}")]
+    #[error("{what} cannot be {}: {why}", quoted(value))]
     Setting {
         /// The setting's name.
         what: &'static str,
@@ -416,9 +416,30 @@ fn is_bad_path(kind: io::ErrorKind) -> bool {
 /// Result of the host.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Value in quotes, for a message; of a long one, the first characters and their number.
+#[must_use]
+pub fn quoted(value: &str) -> String {
+    const SHOWN_MAX: usize = 100;
+    match value.char_indices().nth(SHOWN_MAX) {
+        None => format!("{value:?}"),
+        Some((end, _)) => format!("{:?}... ({} characters)", &value[..end], value.chars().count()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_values_are_cut_short() {
+        let message = |value: String| {
+            Error::Setting { what: "rps_cpus", value, why: "no".to_owned() }.to_string()
+        };
+        let whole = "\u{e9}".repeat(100);
+        assert_eq!(message(whole.clone()), format!("rps_cpus cannot be \"{whole}\": no"));
+        let shown = format!("rps_cpus cannot be \"{whole}\"... (101 characters): no");
+        assert_eq!(message("\u{e9}".repeat(101)), shown);
+    }
 
     #[test]
     fn unwritable_device_refused_bad_path_usage() {

@@ -157,14 +157,14 @@ fn hashes_of(file: &Path, hasher: &Hasher) -> Result<Vec<FlowHash>, Failure> {
         }
         reader.advance();
     }
-    if hashes.is_empty() {
-        reader.verdict()?;
-        let problem = format!("{}: no packet of it has a flow", file.display());
-        return Err(Failure::usage(problem, "give a capture with IP packets"));
-    }
+    reader.verdict()?;
     warn_of_damaged(reader.damage().records, reader.damage().first.as_deref());
     for (link_type, count) in reader.unread() {
         warn_of_unread(&link_type, count, "not counted");
+    }
+    if hashes.is_empty() {
+        let problem = format!("{}: no packet of it has a flow", file.display());
+        return Err(Failure::usage(problem, "give a capture with IP packets"));
     }
     Ok(hashes)
 }

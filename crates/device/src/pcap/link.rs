@@ -101,7 +101,18 @@ impl LinkType {
         with_a_header.contains(&self) || Self::RAW.contains(&self)
     }
 
-    /// Returns the start of a packet of `wire_len` bytes.
+    /// Returns the number of bytes at the end of a record that are not the packet's: of the `wire_len` bytes that it
+    /// had, not only of the captured ones.
+    #[inline]
+    pub(super) fn tail(self, bytes: &[u8], wire_len: u32) -> u32 {
+        match self {
+            Self::IEEE802_11_RADIOTAP => wireless::behind_frame(bytes),
+            Self::NFLOG => serial::behind_nflog_packet(bytes, wire_len),
+            _ => 0,
+        }
+    }
+
+    /// Returns the start of a packet of `wire_len` bytes, without its [`tail`](Self::tail).
     #[inline]
     pub(super) fn begin(self, bytes: &[u8], wire_len: u32) -> Begin {
         if self == Self::ETHERNET {

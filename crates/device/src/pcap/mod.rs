@@ -30,6 +30,7 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::error::{Error, Result};
+use link::LinkType;
 pub use reader::{CaptureReader, MAX_BLOCK_BYTES, Record};
 pub use rotation::Rotation;
 pub use tally::Damage;
@@ -246,8 +247,8 @@ impl Source for PcapSource {
 
 /// Adds a reader's unreadable records, by link type.
 fn add(unread: &mut BTreeMap<String, u64>, reader: &CaptureReader) {
-    for (link_type, count) in reader.unread() {
-        *unread.entry(link_type).or_default() += count;
+    for (link_type, records) in reader.unread() {
+        tally::count(unread, link_type, LinkType::OTHERS.to_string(), records);
     }
 }
 

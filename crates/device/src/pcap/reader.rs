@@ -192,8 +192,9 @@ impl CaptureReader {
         };
         self.current = total;
         let bytes = &self.window.unread()[bytes];
-        let captured = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let wire_len = wire_len.max(captured);
+        let wire_len = wire_len.max(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        let wire_len = wire_len.saturating_sub(link_type.tail(bytes, wire_len));
+        let bytes = &bytes[..bytes.len().min(wire_len as usize)];
         let begin = link_type.begin(bytes, wire_len);
         self.current_unread = (begin == Begin::Unread).then_some(link_type);
         Ok(Some(match begin {
@@ -206,7 +207,7 @@ impl CaptureReader {
             Begin::Rebuilt(header_bytes, header) => {
                 let payload = bytes.get(header_bytes..).unwrap_or_default();
                 rebuild(&mut self.rebuilt, header, payload);
-                let beyond = wire_len - captured;
+                let beyond = u32::try_from(wire_len as usize - bytes.len()).unwrap_or(0);
                 let captured = u32::try_from(self.rebuilt.len()).unwrap_or(u32::MAX);
                 let wire_len = captured.saturating_add(beyond);
                 Record { bytes: &self.rebuilt, wire_len, timestamp_ns, link: Some(Link::Ethernet) }

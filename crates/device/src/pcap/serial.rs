@@ -1,5 +1,7 @@
 //! Headers of serial lines, label stacks and firewalls' logs before a packet.
 
+use std::ops::Range;
+
 use forebay_rx::parse::Link;
 
 use super::link::{Begin, EthernetHeader, IP_FAMILIES, behind_ethertype, ethernet};
@@ -78,11 +80,21 @@ pub(super) fn behind_nflog(bytes: &[u8]) -> Option<Begin> {
     if !LINUX_IP_FAMILIES.contains(bytes.first()?) {
         return None;
     }
-    let mut orders = [u16::from_le_bytes, u16::from_be_bytes].into_iter();
-    orders.find_map(|word| nflog_payload(bytes, word)).map(|at| Begin::At(at, Link::Ip))
+    nflog_packet(bytes).map(|packet| Begin::At(packet.start, Link::Ip))
 }
 
-fn nflog_payload(bytes: &[u8], word: fn([u8; 2]) -> u16) -> Option<usize> {
+/// Number of bytes behind the packet of NFLOG: the kernel pads it to four bytes.
+pub(super) fn behind_nflog_packet(bytes: &[u8], wire_len: u32) -> u32 {
+    let end = nflog_packet(bytes).and_then(|packet| u32::try_from(packet.end).ok());
+    end.map_or(0, |end| wire_len.saturating_sub(end))
+}
+
+fn nflog_packet(bytes: &[u8]) -> Option<Range<usize>> {
+    let mut orders = [u16::from_le_bytes, u16::from_be_bytes].into_iter();
+    orders.find_map(|word| nflog_payload(bytes, word))
+}
+
+fn nflog_payload(bytes: &[u8], word: fn([u8; 2]) -> u16) -> Option<Range<usize>> {
     let mut at = NFLOG_BYTES;
     loop {
         let &[len0, len1, kind0, kind1] = bytes.get(at..)?.first_chunk()?;
@@ -91,7 +103,7 @@ fn nflog_payload(bytes: &[u8], word: fn([u8; 2]) -> u16) -> Option<usize> {
             return None;
         }
         if word([kind0, kind1]) == NFULA_PAYLOAD {
-            return Some(at + 4);
+            return Some(at + 4..at + len_bytes);
         }
         at += len_bytes.next_multiple_of(4);
     }

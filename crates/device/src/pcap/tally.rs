@@ -33,9 +33,7 @@ pub(super) struct Tally {
 impl Tally {
     #[cold]
     pub(super) fn count_unread(&mut self, link_type: LinkType, offset: u64) {
-        let is_apart = self.unread.len() < UNREAD_TYPES_MAX || self.unread.contains_key(&link_type);
-        let counted = if is_apart { link_type } else { LinkType::OTHERS };
-        *self.unread.entry(counted).or_default() += 1;
+        count(&mut self.unread, link_type, LinkType::OTHERS, 1);
         self.first_bad.get_or_insert(offset);
     }
 
@@ -70,12 +68,27 @@ impl Tally {
         let bad: Vec<_> = unread.chain(damaged).collect();
         let help = if self.unread.is_empty() {
             "the file is damaged: repair it, or give another".to_owned()
+        } else if self.unread.keys().all(|link_type| link_type.is_read()) {
+            "its packets are encrypted, in pieces, or of protocols that are not read: give a capture \
+             with IP packets"
+                .to_owned()
         } else {
             format!("give a capture of a link type that is read: {READ}")
         };
         let problem = format!("none of its records can be read ({}), the first", shown(&bad));
         Err(Error::Capture { name: name.to_owned(), offset, problem, help })
     }
+}
+
+/// Counts unreadable records of a link type: apart, or with the `others` that are beyond the limit.
+pub(super) fn count<Name: Ord>(
+    unread: &mut BTreeMap<Name, u64>,
+    link_type: Name,
+    others: Name,
+    records: u64,
+) {
+    let is_apart = unread.len() < UNREAD_TYPES_MAX || unread.contains_key(&link_type);
+    *unread.entry(if is_apart { link_type } else { others }).or_default() += records;
 }
 
 /// Joins the first few parts, as many as a person reads.

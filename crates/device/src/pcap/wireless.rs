@@ -25,19 +25,39 @@ const FOURTH_ADDRESS: usize = 24;
 /// LLC and SNAP up to the last byte of the organization: 0 (RFC 1042), or 0xf8 (a bridge's tunnel).
 const SNAP: [u8; 5] = [0xaa, 0xaa, 3, 0, 0];
 const SNAP_BYTES: usize = 8;
+const RFC_1042: u8 = 0;
+const BRIDGE_TUNNEL: u8 = 0xf8;
+/// AARP and IPX: before them, the header of RFC 1042 stays.
+const KEPT_BEHIND_SNAP: [u16; 2] = [0x80f3, 0x8137];
 
+/// Flag of radiotap: a check sequence is behind the frame.
+const CHECKED: u8 = 0x10;
 /// Flag of radiotap: the header of the frame is padded to four bytes.
 const PADDED: u8 = 0x20;
+/// Flag of radiotap: the check sequence was wrong.
+const BAD: u8 = 0x40;
+const CHECK_SEQUENCE_BYTES: u32 = 4;
 
 /// Looks behind radiotap's header.
 pub(super) fn behind_radiotap(bytes: &[u8], wire_len: u32) -> Option<Begin> {
+    let (at, flags) = radiotap(bytes)?;
+    // Linux drops a damaged frame, too.
+    let is_good = flags & BAD == 0;
+    is_good.then(|| behind_wireless(bytes, at, flags & PADDED != 0, wire_len)).flatten()
+}
+
+/// Number of bytes behind a frame with radiotap's header.
+pub(super) fn behind_frame(bytes: &[u8]) -> u32 {
+    let is_checked = radiotap(bytes).is_some_and(|(_, flags)| flags & CHECKED != 0);
+    if is_checked { CHECK_SEQUENCE_BYTES } else { 0 }
+}
+
+/// Length of a radiotap header, and its flags.
+fn radiotap(bytes: &[u8]) -> Option<(usize, u8)> {
     let &[version, _, len0, len1] = bytes.first_chunk()?;
     let at = usize::from(u16::from_le_bytes([len0, len1]));
     let flags = radiotap_flags(bytes.get(..at)?)?;
-    if version != 0 {
-        return None;
-    }
-    behind_wireless(bytes, at, flags & PADDED != 0, wire_len)
+    (version == 0).then_some((at, flags))
 }
 
 /// Flags in a radiotap header; 0 if it has none.
@@ -102,7 +122,11 @@ fn payload(payload: &[u8], len_bytes: impl FnOnce() -> usize) -> Option<(usize, 
     if payload.starts_with(&SNAP[..SNAP.len().min(payload.len())]) {
         let &[_, _, _, _, _, organization, high, low] = payload.first_chunk::<SNAP_BYTES>()?;
         let ethertype = u16::from_be_bytes([high, low]);
-        if [0, 0xf8].contains(&organization) && ethertype >= ETHERTYPE_MIN {
+        let is_replaced = match organization {
+            RFC_1042 => !KEPT_BEHIND_SNAP.contains(&ethertype),
+            organization => organization == BRIDGE_TUNNEL,
+        };
+        if is_replaced && ethertype >= ETHERTYPE_MIN {
             return Some((SNAP_BYTES, ethertype));
         }
     }

@@ -228,11 +228,18 @@ mod tests {
 
     #[test]
     fn refused_mask_names_highest_cpu() {
-        let machine = Machine { cpus: 2, jiffy_us: 4_000 };
-        for text in ["rps_cpus=4", "rps_default_mask=0-2", "flow_limit_cpu_bitmap=0,1"] {
+        for (text, cpus, highest) in [
+            ("rps_cpus=4", 2, 1),
+            ("rps_default_mask=0-2", 2, 1),
+            ("flow_limit_cpu_bitmap=0,1", 2, 1),
+            ("rps_cpus=ffffffffffffffff", 64, 63),
+        ] {
             let change = text.parse::<ChangeText>().unwrap();
-            let told = change.on(&machine).unwrap_err().to_string();
-            let takes = format!("{} takes CPUs up to 1, as a mask in hexadecimal", change.knob());
+            let told = change.on(&Machine { cpus, jiffy_us: 4_000 }).unwrap_err().to_string();
+            let takes = format!(
+                "{} takes CPUs up to {highest}, in groups of at most 8 digits, as a mask",
+                change.knob()
+            );
             assert!(told.contains(&takes) && told.ends_with("(EOVERFLOW)"), "{told}");
         }
     }

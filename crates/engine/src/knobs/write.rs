@@ -36,7 +36,10 @@ impl Knob {
                 Some(refusal) => refusal.why.to_owned(),
                 None if errno == Errno::Overflow => {
                     let highest = machine.cpus.saturating_sub(1);
-                    format!("{self} takes CPUs up to {highest}, as {}", self.takes())
+                    let takes = self.takes();
+                    format!(
+                        "{self} takes CPUs up to {highest}, in groups of at most 8 digits, as {takes}"
+                    )
                 }
                 None => format!("{self} takes {}", self.takes()),
             };

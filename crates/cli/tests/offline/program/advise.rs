@@ -95,6 +95,14 @@ fn rps_b6_advice_tells_of_unread_records() {
     let run = dir.run("advise --sysfs sys --cpus 0,4 cut.pcap");
     let told = "1 damaged record passed over: cut.pcap: a record is cut off by the end of the file";
     assert!(run.code == Some(0) && run.told.contains(told), "{}", run.told);
+    // A frame of no protocol, and the cut one.
+    let flowless = [&whole[..24], &[0; 8], &[60, 0, 0, 0, 60, 0, 0, 0], &[0; 60], &[7; 5]].concat();
+    fs::write(dir.path("flowless.pcap"), flowless).unwrap();
+    let run = dir.run("advise --sysfs sys --cpus 0,4 flowless.pcap");
+    let has_told = |text| run.told.contains(text);
+    let told =
+        has_told("1 damaged record passed over: flowless") && has_told("no packet of it has");
+    assert!(run.code == Some(2) && told, "{}", run.told);
     // IEEE 802.15.4
     fs::write(dir.path("unread.pcap"), [&whole[..20], &[195, 0, 0, 0], &whole[24..]].concat())
         .unwrap();

@@ -176,8 +176,8 @@ fn before_ip() -> Vec<(u16, Vec<u8>)> {
         let mut header = header.to_vec();
         header.resize(len, 0);
         if link_type == 239 {
-            // The attribute of the payload, as long as the rest.
-            let attribute = if header[4] == 5 { [15, 0, 9, 0] } else { [0, 15, 0, 9] };
+            // The attribute of the payload: itself and the 90 bytes of the packet.
+            let attribute = if header[4] == 5 { [94, 0, 9, 0] } else { [0, 94, 0, 9] };
             header.extend(attribute);
         }
         all.push((link_type, header));
@@ -201,6 +201,21 @@ fn bytes_before_ip_are_skipped() {
             ];
             let expected = kept(b"E, the rest.", 90, 0, Link::Ip);
             assert_eq!(read_whole(&pcapng.concat()), [expected], "{link_type}");
+        }
+    }
+}
+
+/// The kernel pads the attribute that is the packet to four bytes.
+#[test]
+fn padding_behind_nflog_is_cut() {
+    let packet = b"E, the rest..";
+    for header in [&[2, 0, 0, 7, 17, 0, 9, 0], &[2, 0, 0, 7, 0, 17, 0, 9]] {
+        let whole = [&header[..], packet, &[0; 3]].concat();
+        for captured in 8..=whole.len() {
+            let bytes = &whole[..captured];
+            let file = pcap(Order::Little, 239, &record(Order::Little, 0, 24, bytes));
+            let expected = kept(&packet[..(captured - 8).min(13)], 13, 0, Link::Ip);
+            assert_eq!(read_whole(&file), [expected], "{captured}");
         }
     }
 }
@@ -278,7 +293,6 @@ fn wireless(control: [u8; 2], more: &[u8]) -> Vec<u8> {
 #[test]
 fn wireless_data_frames_become_ethernet() {
     let ethernet = [&TO[..], &FROM, &[8, 0], b"E, the rest."].concat();
-    let radiotap = |flags: u8| [&[0, 0, 9, 0, 2, 0, 0, 0][..], &[flags]].concat();
     for (name, link_type, header) in [
         ("within a cell", 105, wireless([0x08, 0], &[])),
         ("to the access point", 105, wireless([0x08, 1], &[])),
@@ -326,6 +340,54 @@ fn wireless_data_frames_become_ethernet() {
         let reading = read(&file);
         assert!(reading.records.iter().all(|record| record.link.is_none()), "{name}");
         assert_refused(&reading, "of a protocol that is not read", 24);
+    }
+}
+
+/// Radiotap's header with flags.
+fn radiotap(flags: u8) -> Vec<u8> {
+    vec![0, 0, 9, 0, 2, 0, 0, 0, flags]
+}
+
+#[test]
+fn wireless_check_sequence_is_cut() {
+    let snap = [&SNAP[..], b"E, the rest."].concat();
+    let llc = [&[0x42, 0x42, 3][..], &[1; 35]].concat();
+    for (payload, ethertype, frame) in [(&snap, [8, 0], &snap[8..]), (&llc, [0, 38], &llc[..])] {
+        let header = [radiotap(0x10), wireless([0x08, 1], &[])].concat();
+        let whole = [&header[..], payload, b"SUM!"].concat();
+        let wire_len = u32::try_from(whole.len()).unwrap();
+        for cut in 0..=6 {
+            let bytes = &whole[..whole.len() - cut];
+            let file = pcap(Order::Little, 127, &record(Order::Little, 0, wire_len, bytes));
+            let captured = &frame[..frame.len() - cut.saturating_sub(4)];
+            let expected = [&TO[..], &FROM, &ethertype, captured].concat();
+            let frame_len = u32::try_from(14 + frame.len()).unwrap();
+            assert_eq!(read_whole(&file), [kept(&expected, frame_len, 0, Link::Ethernet)], "{cut}");
+        }
+    }
+    let failed = [&radiotap(0x50)[..], &wireless([0x08, 1], &[]), &snap, b"SUM?"].concat();
+    let reading = read(&pcap(Order::Little, 127, &record(Order::Little, 0, 99, &failed)));
+    assert_refused(&reading, "of a protocol that is not read", 24);
+    let help = reading.error.unwrap().help();
+    assert!(help.contains("encrypted") && help.contains("IP packets"), "{help}");
+}
+
+/// Linux leaves the header of RFC 1042 before two protocols, whose frames then have a length.
+#[test]
+fn appletalk_and_ipx_keep_snap() {
+    for (organization, protocol, replaced) in
+        [(0, 0x80f3_u16, 0), (0, 0x8137, 0), (0xf8, 0x80f3, 8), (0xf8, 0x8137, 8), (0, 0x809b, 8)]
+    {
+        let ethertype = protocol.to_be_bytes();
+        let payload = [&[0xaa, 0xaa, 3, 0, 0, organization][..], &ethertype, b"text"].concat();
+        let bytes = [wireless([0x08, 1], &[]), payload.clone()].concat();
+        let wire_len = u32::try_from(bytes.len()).unwrap();
+        let file = pcap(Order::Little, 105, &record(Order::Little, 0, wire_len, &bytes));
+        let field = if replaced == 0 { [0, 12] } else { ethertype };
+        let expected = [&TO[..], &FROM, &field, &payload[replaced..]].concat();
+        let frame_len = u32::try_from(expected.len()).unwrap();
+        let expected = kept(&expected, frame_len, 0, Link::Ethernet);
+        assert_eq!(read_whole(&file), [expected], "{organization:#x} {protocol:#x}");
     }
 }
 

@@ -188,6 +188,28 @@ proptest! {
     }
 }
 
+/// Two captures with 60 unread link types each, and one packet.
+#[test]
+fn promise_3_unread_types_of_source_limited() {
+    let (order, directory) = (Order::Little, directory("types"));
+    let captures = [300_u16, 360].map(|first| {
+        let lost = |number: u16| {
+            let described = interface(order, first + number, 0, &[]);
+            [described, enhanced(order, number.into(), 0, 4, b"lost")].concat()
+        };
+        let read = [interface(order, 1, 0, &[]), enhanced(order, 60, 0, 80, &udp(1))].concat();
+        let path = directory.join(format!("{first}.pcapng"));
+        let file = [section(order), (0..60).flat_map(lost).collect(), read].concat();
+        fs::write(&path, file).unwrap();
+        Capture::File(path)
+    });
+    let captures = ReplayPlan { captures: captures.to_vec(), loops: 2, rate: Rate::Max };
+    let report = run(plan([CpuId(0)], Input::Captures(captures), Mode::Stepped { seed: 1 }));
+    let counts = report.unread_link_types;
+    assert_eq!((counts.len(), counts.values().sum::<u64>()), (65, 240), "{counts:?}");
+    assert_eq!((counts["300"], counts["363"], counts["others"]), (2, 2, 112));
+}
+
 #[test]
 fn packed_captures_fit_memory_limit() {
     let path = directory("packed").join("packed.gz");
