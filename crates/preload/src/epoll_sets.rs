@@ -1,14 +1,12 @@
 //! Registrations in sets of `epoll`. The kernel has them by file: a number at which the library puts another file would lose
 //! them. Boost.Asio and Erlang register sockets before they bind them.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fs::fstat;
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_getfd};
 
 use crate::abi;
 use crate::table::DESCRIPTORS_MAX;
@@ -110,7 +108,14 @@ fn registrations(number: RawFd) -> Vec<Registration> {
         return Vec::new();
     }
     let Ok(about) = abi::with_number(number, |file| fstat(file)) else { return Vec::new() };
-    SETS.iter().filter_map(|set| registration(set, number, about.st_ino)).collect()
+    let in_set = |set| match registration(set, number, about.st_ino) {
+        Ok(found) => found,
+        Err(error) => {
+            report_unread(error);
+            None
+        }
+    };
+    SETS.iter().filter_map(in_set).collect()
 }
 
 /// Ends the registrations of a number, and returns them.
@@ -125,10 +130,27 @@ fn end_registrations(number: RawFd) -> Vec<Registration> {
 }
 
 /// Registration of a number, and of the file with this inode, in a set. `None` also for a set that was closed.
-fn registration(set: RawFd, number: RawFd, inode: u64) -> Option<Registration> {
-    let lines = BufReader::new(fs::File::open(format!("/proc/self/fdinfo/{set}")).ok()?).lines();
-    let mut of_number = lines.map_while(Result::ok).filter_map(|line| read(&line, number, inode));
-    of_number.next().map(|(events, data)| Registration { set, events, data })
+fn registration(set: RawFd, number: RawFd, inode: u64) -> Result<Option<Registration>, Errno> {
+    let lines = match abi::read_file(&format!("/proc/self/fdinfo/{set}")) {
+        Err(Errno::NOENT) if abi::with_number(set, |set| fcntl_getfd(set)).is_err() => {
+            return Ok(None);
+        }
+        lines => lines?,
+    };
+    let of_number = lines.lines().find_map(|line| read(line, number, inode));
+    Ok(of_number.map(|(events, data)| Registration { set, events, data }))
+}
+
+/// Reports that registrations are lost, since they cannot be read.
+fn report_unread(error: Errno) {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    if !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        report!(
+            "forebay: cannot read which sockets are in sets of epoll (/proc/self/fdinfo: {error}): those that were added before \
+             bind or listen are not waited for; mount /proc, let the program have more descriptors (ulimit -n), or add \
+             them later"
+        );
+    }
 }
 
 /// Events and data of a line of `fdinfo`, if it is of this number and inode:
