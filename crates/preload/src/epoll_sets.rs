@@ -9,6 +9,7 @@ use rustix::fs::fstat;
 use rustix::io::{Errno, fcntl_getfd};
 
 use crate::abi;
+use crate::runtime::is_in_parents_memory;
 use crate::table::DESCRIPTORS_MAX;
 
 const WORDS: usize = DESCRIPTORS_MAX / 64;
@@ -48,6 +49,12 @@ impl Numbers {
         }
     }
 
+    fn remove(&self, number: RawFd) {
+        if let Some((word, bit)) = self.word_and_bit(number) {
+            self.words[word].fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
     fn iter(&self) -> impl Iterator<Item = RawFd> {
         let words = self.words.iter().take(self.end.load(Ordering::Relaxed)).enumerate();
         words.flat_map(|(index, word)| {
@@ -75,6 +82,21 @@ struct Registration {
 pub(crate) fn note(set: RawFd, number: RawFd) {
     ADDED.insert(number);
     SETS.insert(set);
+}
+
+/// Forgets a number that the program closes, or has another file at. A child that uses its parent's memory has numbers of its own.
+pub(crate) fn forget(number: RawFd) {
+    if (ADDED.has(number) || SETS.has(number)) && !is_in_parents_memory() {
+        ADDED.remove(number);
+        SETS.remove(number);
+    }
+}
+
+/// Forgets the numbers of a range, which ends with `last`.
+pub(crate) fn forget_within(first: u32, last: u32) {
+    let is_within =
+        |number: &RawFd| u32::try_from(*number).is_ok_and(|it| (first..=last).contains(&it));
+    ADDED.iter().chain(SETS.iter()).filter(is_within).for_each(forget);
 }
 
 /// Forgets in a child what was noted: the registrations are the parent's, too.
@@ -108,14 +130,15 @@ fn registrations(number: RawFd) -> Vec<Registration> {
         return Vec::new();
     }
     let Ok(about) = abi::with_number(number, |file| fstat(file)) else { return Vec::new() };
-    let in_set = |set| match registration(set, number, about.st_ino) {
-        Ok(found) => found,
-        Err(error) => {
-            report_unread(error);
-            None
-        }
-    };
-    SETS.iter().filter_map(in_set).collect()
+    let in_sets = SETS.iter().map(|set| registration(set, number, about.st_ino));
+    let found: Result<Vec<_>, _> = in_sets.filter_map(Result::transpose).collect();
+    if found.as_ref().is_ok_and(Vec::is_empty) {
+        ADDED.remove(number); // the program has deleted it: no need to look again
+    }
+    found.unwrap_or_else(|error| {
+        report_unread(error);
+        Vec::new()
+    })
 }
 
 /// Ends the registrations of a number, and returns them.
@@ -188,6 +211,17 @@ mod tests {
     }
 
     #[test]
+    fn exe_4_closed_numbers_are_forgotten() {
+        let are_noted = || [20_000, 20_001, 20_002].map(|number| super::ADDED.has(number));
+        [20_000, 20_001, 20_002].into_iter().for_each(|number| super::note(20_003, number));
+        super::forget(20_000);
+        assert_eq!(are_noted(), [false, true, true]);
+        super::forget_within(20_002, u32::MAX);
+        assert_eq!(are_noted(), [false, true, false]);
+        assert!(!super::SETS.has(20_003));
+    }
+
+    #[test]
     fn exe_4_noted_numbers_are_found_again() {
         static NUMBERS: Numbers = Numbers::new();
         let numbers = [0, 3, 63, 64, 1_000, (1 << 20) - 1];
@@ -195,6 +229,8 @@ mod tests {
         [-1, 1 << 20].into_iter().for_each(|number| NUMBERS.insert(number));
         assert_eq!(NUMBERS.iter().collect::<Vec<_>>(), numbers);
         assert!(NUMBERS.has(64) && !NUMBERS.has(65) && !NUMBERS.has(-1));
+        [-1, 65, 1_000].into_iter().for_each(|number| NUMBERS.remove(number));
+        assert!(NUMBERS.has(64) && !NUMBERS.has(1_000));
         NUMBERS.clear();
         assert_eq!(NUMBERS.iter().next(), None);
         assert!(!NUMBERS.has(64));
