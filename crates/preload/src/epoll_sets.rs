@@ -110,18 +110,44 @@ pub(crate) fn is_registered(number: RawFd) -> bool {
     !registrations(number).is_empty()
 }
 
+/// Registrations of numbers at which another file is to be. Reading them takes long.
+pub(crate) struct Registered(Vec<(RawFd, Registration)>);
+
+impl Registered {
+    pub(crate) fn of(numbers: impl IntoIterator<Item = RawFd>) -> Self {
+        let of_number = |number| registrations(number).into_iter().map(move |it| (number, it));
+        Self(numbers.into_iter().flat_map(of_number).collect())
+    }
+
+    /// Puts another file at one of the numbers, which keeps its registrations.
+    pub(crate) fn replace(
+        &self,
+        number: RawFd,
+        by: BorrowedFd<'_>,
+        is_cloexec: bool,
+    ) -> Result<(), Errno> {
+        // Before: the file may stay open elsewhere, and the sets would go on telling of it.
+        let ended: Vec<_> = self.of_number(number).filter(|it| end(number, it)).collect();
+        let replaced = abi::replace(number, by, is_cloexec);
+        for Registration { set, events, data } in ended {
+            let add = |set: BorrowedFd<'_>| {
+                abi::with_number(number, |file| {
+                    epoll::add(set, file, EventData::new_u64(*data), *events)
+                })
+            };
+            let _ = abi::with_number(*set, add); // as possible as it was before, unless memory is short
+        }
+        replaced
+    }
+
+    fn of_number(&self, number: RawFd) -> impl Iterator<Item = &Registration> {
+        self.0.iter().filter(move |(of, _)| *of == number).map(|(_, registration)| registration)
+    }
+}
+
 /// Puts another file at a number of the program, which keeps its registrations.
 pub(crate) fn replace(number: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result<(), Errno> {
-    // Before: the file may stay open elsewhere, and the sets would go on telling of it.
-    let registrations = end_registrations(number);
-    let replaced = abi::replace(number, by, is_cloexec);
-    for Registration { set, events, data } in registrations {
-        let add = |set: BorrowedFd<'_>| {
-            abi::with_number(number, |file| epoll::add(set, file, EventData::new_u64(data), events))
-        };
-        let _ = abi::with_number(set, add); // as possible as it was before, unless memory is short
-    }
-    replaced
+    Registered::of([number]).replace(number, by, is_cloexec)
 }
 
 /// Registrations of the file at a number.
@@ -141,15 +167,11 @@ fn registrations(number: RawFd) -> Vec<Registration> {
     })
 }
 
-/// Ends the registrations of a number, and returns them.
-fn end_registrations(number: RawFd) -> Vec<Registration> {
-    let mut ended = registrations(number);
-    ended.retain(|registration| {
-        let delete =
-            |set: BorrowedFd<'_>| abi::with_number(number, |file| epoll::delete(set, file).is_ok());
-        abi::with_number(registration.set, delete)
-    });
-    ended
+/// Ends a registration of a number; false if it has ended.
+fn end(number: RawFd, registration: &Registration) -> bool {
+    let delete =
+        |set: BorrowedFd<'_>| abi::with_number(number, |file| epoll::delete(set, file).is_ok());
+    abi::with_number(registration.set, delete)
 }
 
 /// Registration of a number, and of the file with this inode, in a set. `None` also for a set that was closed.
