@@ -156,15 +156,20 @@ fn registrations(number: RawFd) -> Vec<Registration> {
         return Vec::new();
     }
     let Ok(about) = abi::with_number(number, |file| fstat(file)) else { return Vec::new() };
-    let in_sets = SETS.iter().map(|set| registration(set, number, about.st_ino));
-    let found: Result<Vec<_>, _> = in_sets.filter_map(Result::transpose).collect();
-    if found.as_ref().is_ok_and(Vec::is_empty) {
+    let (mut found, mut are_all_read) = (Vec::new(), true);
+    for set in SETS.iter() {
+        match registration(set, number, about.st_ino) {
+            Ok(registration) => found.extend(registration),
+            Err(error) => {
+                are_all_read = false;
+                report_unread(error);
+            }
+        }
+    }
+    if found.is_empty() && are_all_read {
         ADDED.remove(number); // the program has deleted it: no need to look again
     }
-    found.unwrap_or_else(|error| {
-        report_unread(error);
-        Vec::new()
-    })
+    found
 }
 
 /// Ends a registration of a number; false if it has ended.
