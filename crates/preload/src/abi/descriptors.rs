@@ -13,10 +13,10 @@ use super::next::next;
 use super::system::{F_SETOWN_EX, F_SETSIG};
 use super::{answer_int, is_nowhere, last_error, number, replace};
 use crate::critical::{self, Critical};
-use crate::relay;
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
 use crate::table::{self, Closing};
+use crate::{epoll_sets, relay};
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).
 const SIOCOUTQNSD: c_ulong = 0x894b;
@@ -44,6 +44,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if is_hidden(fd) {
         return answer_int(Err(Errno::BADF));
     }
+    epoll_sets::forget(fd);
     let next = next!(close(c_int) -> c_int);
     if !table::may_be_ours(fd) {
         // SAFETY: the caller's promise.
@@ -122,6 +123,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
         // SAFETY: the caller's promise.
         return unsafe { next(first, last, flags) };
     }
+    epoll_sets::forget_within(first, last);
     for number in table::within(first, last) {
         // SAFETY: the caller's promise, for one of the numbers.
         unsafe { close(number) };
@@ -259,6 +261,7 @@ fn before_replaced(fd: c_int, to: c_int) -> Option<(impl Sized, Critical)> {
 fn replaced(old: c_int, new: c_int) -> c_int {
     let _critical = critical::enter();
     if new >= 0 && new != old {
+        epoll_sets::forget(new);
         table::remove(new).into_iter().for_each(Socket::let_go);
     }
     duplicated(old, new)

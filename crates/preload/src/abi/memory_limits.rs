@@ -2,38 +2,97 @@
 //! an engine, is not the program's: it comes on top.
 
 use std::ffi::c_int;
-use std::fs;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use libc::{pid_t, rlimit};
+use libc::{RLIM_INFINITY, pid_t, rlimit};
 
-use super::is_nowhere;
 use super::next::next;
+use super::{is_nowhere, read_file};
 
 /// Room for an engine that a process starts later, as a child does.
 const ENGINE_BYTES: u64 = 1 << 30;
 
+static OF_ADDRESSES: Limited = Limited::new("VmSize:");
+static OF_DATA: Limited = Limited::new("VmData:");
+
+/// Memory of a kind that a program limits.
+struct Limited {
+    /// Name that `/proc/self/status` has for it.
+    name: &'static str,
+    /// Bytes that the library has on top of each limit; 0 before they are measured. One value for all limits of the process and of
+    /// its children: a limit that is set again stays.
+    room: AtomicU64,
+    /// Soft limits that the process had as it set others. A program that sets one of them again has read it.
+    earlier: [AtomicU64; 8],
+    count: AtomicUsize,
+}
+
+impl Limited {
+    const fn new(name: &'static str) -> Self {
+        let earlier = [const { AtomicU64::new(RLIM_INFINITY) }; 8];
+        Self { name, room: AtomicU64::new(0), earlier, count: AtomicUsize::new(0) }
+    }
+
+    /// Limit to set in place of the one that the program asks for.
+    fn in_place_of(
+        &self,
+        asked: rlimit,
+        now: rlimit,
+        present_bytes: impl FnOnce() -> Option<u64>,
+    ) -> rlimit {
+        if !self.has_had(now.rlim_cur) {
+            let index = self.count.fetch_add(1, Ordering::Relaxed) % self.earlier.len();
+            self.earlier[index].store(now.rlim_cur, Ordering::Relaxed);
+        }
+        match self.has_had(asked.rlim_cur) {
+            true => asked,
+            false => with_room(asked, self.room(present_bytes), now.rlim_max),
+        }
+    }
+
+    fn has_had(&self, soft: u64) -> bool {
+        self.earlier.iter().any(|earlier| earlier.load(Ordering::Relaxed) == soft)
+    }
+
+    /// Room for the library, which the first call measures.
+    fn room(&self, present_bytes: impl FnOnce() -> Option<u64>) -> u64 {
+        let room = self.room.load(Ordering::Relaxed);
+        if room != 0 {
+            return room;
+        }
+        let present = present_bytes().unwrap_or_else(|| {
+            report!(
+                "forebay: /proc/self/status cannot be read: the limit of memory that the program sets has room for \
+                 1 GiB of the library's alone; mount /proc if that is too little"
+            );
+            0
+        });
+        let room = present.saturating_add(ENGINE_BYTES);
+        let first = self.room.compare_exchange(0, room, Ordering::Relaxed, Ordering::Relaxed);
+        first.map_or_else(|first| first, |_| room)
+    }
+
+    /// Bytes that this process has now, of those that the limit counts.
+    fn present_bytes(&self) -> Option<u64> {
+        field_bytes(&read_file("/proc/self/status").ok()?, self.name)
+    }
+}
+
 /// Limit with room for the library. The hard limit is raised no further than it may be.
-fn with_room(asked: rlimit, present_bytes: u64, hard_now: u64) -> rlimit {
+fn with_room(asked: rlimit, room: u64, hard_now: u64) -> rlimit {
     if asked.rlim_cur > asked.rlim_max {
         return asked; // the kernel refuses it
     }
-    let room = present_bytes.saturating_add(ENGINE_BYTES);
     let rlim_max = asked.rlim_max.saturating_add(room).min(hard_now.max(asked.rlim_max));
     let rlim_cur = asked.rlim_cur.saturating_add(room).min(rlim_max);
     rlimit { rlim_cur, rlim_max }
 }
 
-/// Bytes that this process has now, of those that a limit counts. 0 if they cannot be read.
-fn present_bytes(resource: u32) -> u64 {
-    let name = if resource == libc::RLIMIT_AS { "VmSize:" } else { "VmData:" };
-    fs::read_to_string("/proc/self/status").map_or(0, |status| field_bytes(&status, name))
-}
-
 /// Value of a line such as `VmData:    264 kB`.
-fn field_bytes(status: &str, name: &str) -> u64 {
-    let value = status.lines().find_map(|line| line.strip_prefix(name));
-    let kib = value.and_then(|value| value.split_ascii_whitespace().next()?.parse().ok());
-    kib.unwrap_or(0u64).saturating_mul(1024)
+fn field_bytes(status: &str, name: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = value.split_ascii_whitespace().next()?.parse().ok()?;
+    Some(kib.saturating_mul(1024))
 }
 
 /// Limit that is to be set in place of the one at `asked`.
@@ -41,7 +100,12 @@ fn field_bytes(status: &str, name: &str) -> u64 {
 /// # Safety
 /// As `setrlimit(2)`.
 unsafe fn raised(resource: u32, asked: *const rlimit) -> Option<rlimit> {
-    if !matches!(resource, libc::RLIMIT_AS | libc::RLIMIT_DATA) || is_nowhere(asked) {
+    let limited = match resource {
+        libc::RLIMIT_AS => &OF_ADDRESSES,
+        libc::RLIMIT_DATA => &OF_DATA,
+        _ => return None,
+    };
+    if is_nowhere(asked) {
         return None;
     }
     let mut now = rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -51,7 +115,7 @@ unsafe fn raised(resource: u32, asked: *const rlimit) -> Option<rlimit> {
     }
     // SAFETY: the caller's promise.
     let asked = unsafe { asked.read() };
-    Some(with_room(asked, present_bytes(resource), now.rlim_max))
+    Some(limited.in_place_of(asked, now, || limited.present_bytes()))
 }
 
 /// # Safety
@@ -107,14 +171,14 @@ pub unsafe extern "C" fn prlimit64(
 mod tests {
     use libc::{RLIM_INFINITY, rlimit};
 
-    use super::{ENGINE_BYTES, field_bytes, with_room};
+    use super::{ENGINE_BYTES, Limited, field_bytes, with_room};
 
     #[test]
     fn exe_5_present_memory_is_read() {
         let status = "Name:\tx\nVmSize:\t  5740 kB\nVmData:\t     264 kB\n";
-        assert_eq!(field_bytes(status, "VmSize:"), 5740 * 1024);
-        assert_eq!(field_bytes(status, "VmData:"), 264 * 1024);
-        assert_eq!(field_bytes(status, "VmStk:"), 0);
+        assert_eq!(field_bytes(status, "VmSize:"), Some(5740 * 1024));
+        assert_eq!(field_bytes(status, "VmData:"), Some(264 * 1024));
+        assert_eq!(field_bytes(status, "VmStk:"), None);
     }
 
     #[test]
@@ -124,11 +188,31 @@ mod tests {
             let rlimit { rlim_cur, rlim_max } = with_room(asked, 100, hard_now);
             (rlim_cur, rlim_max)
         };
-        let room = ENGINE_BYTES + 100;
-        assert_eq!(raised(7, 9, RLIM_INFINITY), (7 + room, 9 + room));
-        assert_eq!(raised(7, RLIM_INFINITY, RLIM_INFINITY), (7 + room, RLIM_INFINITY));
+        assert_eq!(raised(7, 9, RLIM_INFINITY), (107, 109));
+        assert_eq!(raised(7, RLIM_INFINITY, RLIM_INFINITY), (107, RLIM_INFINITY));
         assert_eq!(raised(7, 9, 50), (50, 50), "no further than the process may");
         assert_eq!(raised(7, 9, 8), (9, 9), "refused, unless the process is privileged");
         assert_eq!(raised(10, 9, RLIM_INFINITY), (10, 9), "refused by the kernel");
+    }
+
+    #[test]
+    fn exe_5_limits_set_again_stay() {
+        let limited = Limited::new("");
+        let mut now = 5 << 40;
+        let mut set = |soft, present| {
+            let [asked, before] =
+                [soft, now].map(|soft| rlimit { rlim_cur: soft, rlim_max: RLIM_INFINITY });
+            now = limited.in_place_of(asked, before, || present).rlim_cur;
+            now
+        };
+        let raised = 7 + 100 + ENGINE_BYTES;
+        assert_eq!(set(7, Some(100)), raised);
+        assert_eq!(set(7, Some(200)), raised, "set again by a process that has grown");
+        assert_eq!(set(raised, None), raised, "as it was read");
+        assert_eq!(set(3, None), raised - 4);
+        assert_eq!(set(raised, None), raised, "as it was read before");
+        assert_eq!(set(5 << 40, None), 5 << 40, "as the process was started");
+        assert_eq!(set(RLIM_INFINITY, None), RLIM_INFINITY);
+        assert_eq!(Limited::new("").room(|| None), ENGINE_BYTES);
     }
 }

@@ -33,8 +33,8 @@ pub(crate) use signals::{restart, unblock, while_ending};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart,
     is_in_group, is_ipv6, is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number,
-    option_bytes, option_differs, option_value, replace, set_v6_only, shared_words, unlock,
-    with_number,
+    option_bytes, option_differs, option_value, read_file, replace, set_v6_only, shared_words,
+    unlock, with_number,
 };
 
 use std::ffi::c_int;

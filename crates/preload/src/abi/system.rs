@@ -3,13 +3,14 @@
 use std::ffi::{c_int, c_long, c_void};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::FastOpenKeys;
 use forebay_sys::hidden;
-use rustix::io::Errno;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
 
 use super::next::next;
 use super::{address, last_error};
@@ -172,6 +173,22 @@ pub(crate) fn with_number<T>(number: RawFd, act: impl FnOnce(BorrowedFd<'_>) -> 
     // SAFETY: not -1, as asserted; it is only used for this call, on behalf of the program, and what is called
     // finds out if it is open.
     act(unsafe { BorrowedFd::borrow_raw(number) })
+}
+
+/// Reads a file of the kernel. No point of cancellation: the caller may hold locks.
+pub(crate) fn read_file(path: &str) -> Result<String, Errno> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let (mut text, mut page) = (Vec::new(), [0; 4096]);
+    let end = loop {
+        match retry_on_intr(|| rustix::io::read(&file, &mut page)) {
+            Ok(0) => break Ok(()),
+            Ok(len) => text.extend(page.iter().take(len)),
+            Err(error) => break Err(error),
+        }
+    };
+    // SAFETY: this call has opened the descriptor, and nobody else knows it.
+    unsafe { rustix::io::close(file.into_raw_fd()) };
+    end.map(|()| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Bytes of a file that are locked together.

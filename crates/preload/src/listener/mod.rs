@@ -27,6 +27,7 @@ use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
 pub(crate) use self::copies::{Copies, OtherCopies};
+use crate::epoll_sets::Registered;
 use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
@@ -378,9 +379,11 @@ impl Listener {
         let mut flags = fcntl_getfl(readiness)?; // with that of signals
         flags.set(OFlags::NONBLOCK, is_nonblocking);
         fcntl_setfl(readiness, flags)?;
+        // Another thread may close a number, and open a file there: what takes long is done before.
+        let registered = Registered::of(table::numbers_of(socket));
         for number in table::numbers_of(socket) {
             let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
-            epoll_sets::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
+            registered.replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
         }
         UNSERVED.fetch_sub(1, Ordering::Relaxed);
         Ok(())

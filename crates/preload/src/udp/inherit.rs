@@ -11,6 +11,7 @@ use rustix::net::getpeername;
 
 use super::{Udp, place};
 use crate::abi;
+use crate::epoll_sets::Registered;
 use crate::option::SocketOption;
 use crate::runtime::{has_just_failed, may_be_beside, note_use, running};
 use crate::socket::Socket;
@@ -71,10 +72,11 @@ impl Udp {
         let of_kernel = (Hidden::duplicate(self.kernel())?, self.bound_to, self.v6_only);
         let bind = |options: SocketOptions| options.bind_reserved(self.bound_to, kept);
         // Another thread may close a number, and open a file there: what takes long is done before.
+        let registered = Registered::of(table::numbers_of(socket));
         let mut numbers = Vec::new();
         let place_all = |readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>| {
             numbers = table::numbers_of(socket);
-            numbers.retain(|number| place(*number, readiness, kernel).is_ok());
+            numbers.retain(|number| place(*number, readiness, kernel, &registered).is_ok());
             Ok(())
         };
         let mut own = Self::open(runtime, of_kernel, bind, place_all)?;

@@ -29,6 +29,7 @@ use self::part::DatagramPart;
 use crate::ancillary::{Arrival, kept, scoped};
 use crate::corked::Corked;
 use crate::datagram::{Message, SocketFamily};
+use crate::epoll_sets::Registered;
 use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
@@ -36,7 +37,7 @@ use crate::path_errors::{self, PathError};
 use crate::runtime::{Runtime, is_taken, running_for_datagrams};
 use crate::socket::{Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, timeout};
-use crate::{abi, epoll_sets, lacking, table};
+use crate::{abi, lacking, table};
 
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Udp {
@@ -100,8 +101,10 @@ impl Udp {
         abi::prepare_to_close();
         let kernel: Hidden = Hidden::duplicate(descriptor)?;
         let of_kernel = (kernel, local, v6_only);
-        let place =
-            |readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>| place(number, readiness, kernel);
+        let registered = Registered::of([number]);
+        let place = |readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>| {
+            place(number, readiness, kernel, &registered)
+        };
         let socket = Self::open(runtime, of_kernel, |options| options.bind(local), place)?;
         lacking::report(socket.kernel(), local, has_effect);
         if is_v6_address {
@@ -401,9 +404,14 @@ impl Udp {
 }
 
 /// Puts a readiness descriptor at the program's number, by which its signals name it.
-fn place(number: RawFd, readiness: BorrowedFd<'_>, kernel: BorrowedFd<'_>) -> Result<(), Errno> {
+fn place(
+    number: RawFd,
+    readiness: BorrowedFd<'_>,
+    kernel: BorrowedFd<'_>,
+    registered: &Registered,
+) -> Result<(), Errno> {
     let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
-    epoll_sets::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
+    registered.replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
     abi::with_number(number, |descriptor| abi::copy_signals(kernel, descriptor));
     Ok(())
 }
