@@ -154,13 +154,17 @@ impl Switchboard {
     /// Announces the start or end of a session to all ports.
     pub(super) fn publish(&self, session: Option<Arc<PortSession>>) {
         let mut board = self.board();
-        if let Some(session) = &session {
+        let pairs = session.as_ref().map(|session| session.pairs.len());
+        if pairs.is_some() {
             board.seats.iter_mut().for_each(|seat| seat.shut = None);
-            self.usable.set_first(session.pairs.len());
         }
         board.session = session;
         // Release: a port that sees the new number then takes the lock and reads the board.
         self.changes.fetch_add(1, Ordering::Release);
+        // Only now: what a CPU sends by a queue that it finds usable is not dropped for want of a session.
+        if let Some(pairs) = pairs {
+            self.usable.set_first(pairs);
+        }
         let woken: Vec<_> = board
             .seats
             .iter()
