@@ -101,7 +101,7 @@ enum Receiving {
 pub(super) enum QueueWish {
     /// Continue; some queues are shut, some are to stop receiving.
     GoOn { shut: Shut, sated: Vec<usize> },
-    /// End this session and begin another: all queues are shut.
+    /// End this session and begin another: all queues are shut, and no port was dropped.
     Renew(Shut),
     /// End: all ports were dropped.
     Leave,
@@ -192,7 +192,9 @@ impl Switchboard {
         let seats = || board.seats.iter().take(pairs).enumerate().filter(|(_, seat)| !seat.is_gone);
         let shut = seats().filter_map(|(index, seat)| Some((index, seat.shut.clone()?)));
         let shut: Shut = shut.collect();
-        if !shut.is_empty() && shut.len() == seats().count() {
+        // A source that has gone comes from the end of the run: the others follow, and need no session.
+        let is_ending = board.seats.iter().any(|seat| seat.is_gone);
+        if !is_ending && !shut.is_empty() && shut.len() == pairs.min(board.seats.len()) {
             return QueueWish::Renew(shut);
         }
         let sated = seats().filter(|(_, seat)| seat.receiving == Receiving::Ending);
