@@ -54,6 +54,8 @@ pub struct BackEndLink {
 pub struct BackEndNews {
     /// State of the connection, as in "waiting for a back end at v.sock: No such file".
     pub state: String,
+    /// True if no back end is connected, and the next one is waited for.
+    pub is_waiting: bool,
     /// Reason why the latest back end could not be set up; `None` once one was.
     pub refused: Option<String>,
     /// Reason why the last one was lost.
@@ -81,10 +83,18 @@ impl BackEndLink {
         self.is_up.store(false, Ordering::Release);
     }
 
-    /// Records the state of the connection.
+    /// Records the state of a connection.
     #[cfg(feature = "vhost-user")]
     pub(crate) fn set_state(&self, state: String) {
-        self.news_now().state = state;
+        let mut news = self.news_now();
+        (news.state, news.is_waiting) = (state, false);
+    }
+
+    /// Records that there is no connection, and that a back end is waited for.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn wait(&self, state: String) {
+        let mut news = self.news_now();
+        (news.state, news.is_waiting) = (state, true);
     }
 
     /// Records the reason why a back end could not be set up.

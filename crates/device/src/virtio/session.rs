@@ -275,7 +275,9 @@ impl SessionThread {
             // pause.
             let door = self.meeting.descriptor().filter(|_| is_absence(&error));
             let why = door.map_or_else(|| format!(": {error}"), |_| String::new());
-            self.report_link(format!("waiting for a back end at {}{why}", self.place));
+            let how = format!("waiting for a back end at {}{why}", self.place);
+            self.back_end.wait(how.clone());
+            self.facts.set("link", how);
             let at_most = door.is_none().then_some(RECONNECT_PAUSE);
             let stop = self.shared.stop.descriptor();
             let watched: Vec<_> = door.into_iter().chain([stop]).collect();

@@ -97,6 +97,7 @@ impl BackEndLog {
             return is_told.then(|| BackEndChange::Refused(why.clone()));
         }
         let is_told = !self.has_told_absence
+            && news.is_waiting
             && now.carrier_losses == 0
             && self.looks_without >= LOOKS_WITHOUT_BACK_END;
         self.has_told_absence |= is_told;
@@ -230,5 +231,24 @@ mod tests {
         assert_eq!(look(up(100), down(101), "a"), [BackEndChange::Link(LinkChange::CarrierLost)]);
         assert_eq!(look(down(101), down(102), "a"), []);
         assert_eq!(look(down(102), down(103), "b"), [BackEndChange::LostAgain(1)]);
+    }
+
+    #[test]
+    fn ops_3_connected_back_end_is_not_missing() {
+        let news = |is_waiting| BackEndNews { is_waiting, ..BackEndNews::default() };
+        let mut log = BackEndLog::default();
+        let mut look = |losses, is_waiting| log.look(down(losses), down(losses), &news(is_waiting));
+        (0..2 * LOOKS_WITHOUT_BACK_END)
+            .for_each(|_| assert_eq!(look(0, false), [], "in its setup"));
+        assert_eq!(look(1, true), [], "one was there");
+        assert_eq!(look(0, true), [BackEndChange::Missing]);
+        assert_eq!(look(0, true), [], "once");
+        let mut log = BackEndLog::default();
+        let mut look = |is_waiting| log.look(down(0), down(0), &news(is_waiting)).len();
+        let told: Vec<_> = (0..2 * LOOKS_WITHOUT_BACK_END).map(|_| look(true)).collect();
+        assert_eq!(
+            told.iter().position(|&count| count > 0),
+            Some(LOOKS_WITHOUT_BACK_END as usize - 1)
+        );
     }
 }

@@ -195,12 +195,14 @@ fn closing_back_end_is_met_later() {
 fn restarted_back_end_is_found() {
     let place = Place::new();
     let listener = place.listen();
-    let (_link, mut port, back_end) = place.up(&listener);
+    let (link, mut port, back_end) = place.up(&listener);
+    assert!(!link.back_end().news().is_waiting, "one is connected");
     // A dead back end leaves its socket's file, at which no process listens.
     drop((back_end, listener));
     wait_for_end(&mut port);
     port.released();
     wait_until("it is missed", || place.fact("link").contains("refused"));
+    wait_until("it is waited for", || link.back_end().news().is_waiting);
     std::fs::remove_file(place.path()).unwrap();
     wait_until("its file is missed", || place.fact("link").contains("No such file"));
     let listener = place.listen();
