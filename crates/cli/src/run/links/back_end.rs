@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(look(down(2), down(2), "it closed"), []);
         assert_eq!(look(down(2), down(3), "it closed"), []);
         assert_eq!(look(down(3), down(4), "it said nothing"), [BackEndChange::LostAgain(1)]);
-        let is_told =
+        let mut is_told =
             |number: u32| !look(down(number), down(number + 1), &number.to_string()).is_empty();
         assert_eq!((4..100).filter(|&number| is_told(number)).count(), REASONS_MAX - 2);
         // One that stayed for a look.
