@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_sys::error::Result;
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, LinkStatus};
 
+/// Maximum number of shut queues that are told of: as many as a device has.
+#[cfg(feature = "vhost-user")]
+const SHUT_MAX: usize = 128;
+
 /// Link of a device, without which no packets pass.
 #[derive(Clone, Debug)]
 pub enum DeviceLink {
@@ -50,19 +54,24 @@ pub struct BackEndLink {
 pub struct BackEndNews {
     /// State of the connection, as in "waiting for a back end at v.sock: No such file".
     pub state: String,
+    /// True if no back end is connected, and the next one is waited for.
+    pub is_waiting: bool,
     /// Reason why the latest back end could not be set up; `None` once one was.
     pub refused: Option<String>,
     /// Reason why the last one was lost.
     pub lost: Option<String>,
-    /// Queue that was shut last, and the reason. The connection may go on.
-    pub shut: Option<String>,
+    /// Queues that were shut since the latest back end was set up, and the reasons; oldest first. The
+    /// connection may go on.
+    pub shut: Vec<String>,
 }
 
 impl BackEndLink {
     /// Records that a back end was set up.
     #[cfg(feature = "vhost-user")]
     pub(crate) fn begin(&self) {
-        self.news_now().refused = None;
+        let mut news = self.news_now();
+        (news.refused, news.shut) = (None, Vec::new());
+        drop(news);
         self.is_up.store(true, Ordering::Release);
     }
 
@@ -74,10 +83,18 @@ impl BackEndLink {
         self.is_up.store(false, Ordering::Release);
     }
 
-    /// Records the state of the connection.
+    /// Records the state of a connection.
     #[cfg(feature = "vhost-user")]
     pub(crate) fn set_state(&self, state: String) {
-        self.news_now().state = state;
+        let mut news = self.news_now();
+        (news.state, news.is_waiting) = (state, false);
+    }
+
+    /// Records that there is no connection, and that a back end is waited for.
+    #[cfg(feature = "vhost-user")]
+    pub(crate) fn wait(&self, state: String) {
+        let mut news = self.news_now();
+        (news.state, news.is_waiting) = (state, true);
     }
 
     /// Records the reason why a back end could not be set up.
@@ -89,7 +106,10 @@ impl BackEndLink {
     /// Records a queue that was shut, and the reason.
     #[cfg(feature = "vhost-user")]
     pub(crate) fn shut(&self, what: String) {
-        self.news_now().shut = Some(what);
+        let mut news = self.news_now();
+        if news.shut.len() < SHUT_MAX {
+            news.shut.push(what);
+        }
     }
 
     /// Returns the latest reasons.

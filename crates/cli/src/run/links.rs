@@ -2,23 +2,19 @@
 
 use std::time::Duration;
 
-use forebay_device::{BackEndNews, DeviceLink};
+use forebay_device::DeviceLink;
 use forebay_run::run::To;
 use forebay_sys::interface::{Interface, LinkState, LinkStatus};
 use tracing::{error, info, warn};
 
+use self::back_end::BackEndLog;
 use super::args::RunArgs;
 use crate::ticker::Ticker;
 
+mod back_end;
+
 /// Interval between two looks at a link. The kernel counts losses in between.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
-
-/// Number of looks after which a back end that was never there is told.
-const LOOKS_WITHOUT_BACK_END: u32 = 5;
-
-/// Maximum number of reasons told why back ends could not be set up, until one is: a back end that
-/// fails again and again may do so in many ways.
-const REFUSALS_MAX: usize = 5;
 
 /// Link of a run's device, as it was when it was last looked at.
 struct Link {
@@ -28,12 +24,7 @@ struct Link {
     is_received_from: bool,
     /// `None` once the interface is gone.
     last: Option<LinkStatus>,
-    /// Number of looks without a back end, until there is one.
-    looks_without: u32,
-    /// Queue of a back end that was shut last, as it was looked at last.
-    shut: Option<String>,
-    /// Reasons told why back ends could not be set up, until one was.
-    refusals: Vec<String>,
+    back_end: BackEndLog,
 }
 
 /// Change of a link.
@@ -70,16 +61,8 @@ impl Link {
     /// Link to be looked at; `None` if nothing is known about it, or it is gone already.
     fn of((name, device, is_received_from): (String, DeviceLink, bool)) -> Option<Self> {
         let last = device.status().ok()??;
-        let (looks_without, shut, refusals) = (0, None, Vec::new());
-        Some(Self {
-            name,
-            device,
-            is_received_from,
-            last: Some(last),
-            looks_without,
-            shut,
-            refusals,
-        })
+        let back_end = BackEndLog::default();
+        Some(Self { name, device, is_received_from, last: Some(last), back_end })
     }
 
     fn look(&mut self) {
@@ -87,65 +70,13 @@ impl Link {
         // An unanswered request is repeated at the next look.
         let Ok(now) = self.device.status() else { return };
         self.last = now;
-        let change = change(last, now);
-        match &self.device {
-            DeviceLink::Interface(_) => change.into_iter().for_each(|it| self.log_interface(it)),
-            DeviceLink::BackEnd(link) => {
+        match (&self.device, now) {
+            (DeviceLink::BackEnd(link), Some(now)) => {
                 let news = link.news();
-                self.look_at_back_end(change, &news);
-                self.shut = news.shut;
+                let changes = self.back_end.look(last, now, &news);
+                changes.iter().for_each(|it| it.log(&self.name, &news));
             }
-        }
-    }
-
-    /// Logs what is new about a back end.
-    fn look_at_back_end(&mut self, change: Option<LinkChange>, news: &BackEndNews) {
-        let is_up = self.last.is_some_and(|now| now.state == LinkState::Running);
-        if is_up {
-            self.looks_without = u32::MAX;
-            self.refusals.clear();
-        }
-        self.looks_without = self.looks_without.saturating_add(1);
-        match change {
-            Some(change) => self.log_back_end(change, news),
-            None if is_up => self.log_shut(news),
-            None => self.log_absence(news),
-        }
-    }
-
-    /// Logs a queue that was shut, while the others go on.
-    fn log_shut(&self, news: &BackEndNews) {
-        let Some(shut) = news.shut.as_ref().filter(|_| news.shut != self.shut) else { return };
-        let device = self.name.as_str();
-        warn!(
-            device,
-            link = "running",
-            "{device} passes no packets by one of its queues until its back end comes again; see \
-             that one's log: {shut}"
-        );
-    }
-
-    /// Logs the reason why there is no back end.
-    fn log_absence(&mut self, news: &BackEndNews) {
-        let device = self.name.as_str();
-        if let Some(why) = &news.refused {
-            if !self.refusals.contains(why) && self.refusals.len() < REFUSALS_MAX {
-                warn!(
-                    device,
-                    link = "no_carrier",
-                    "{device} cannot set its back end up, so no packets pass; see that one's log and \
-                     settings, as it is tried again: {why}"
-                );
-                self.refusals.push(why.clone());
-            }
-        } else if self.looks_without == LOOKS_WITHOUT_BACK_END {
-            let state = &news.state;
-            warn!(
-                device,
-                link = "no_carrier",
-                "{device} has no back end yet, so no packets pass; start one, or see whether the \
-                 path is right: {state}"
-            );
+            _ => change(last, now).into_iter().for_each(|it| self.log_interface(it)),
         }
     }
 
@@ -178,29 +109,6 @@ impl Link {
                 link = "gone",
                 "the interface {device} is gone, so nothing can be sent there; start again when it \
                  is back"
-            ),
-        }
-    }
-
-    /// Logs a change of the connection to a back end.
-    fn log_back_end(&self, change: LinkChange, news: &BackEndNews) {
-        let device = self.name.as_str();
-        let why = news.lost.as_deref().unwrap_or("for an unknown reason");
-        match change {
-            LinkChange::Restored => {
-                info!(device, link = "running", "{device} has a back end");
-            }
-            LinkChange::Interrupted(losses) => warn!(
-                device,
-                link = "running",
-                losses,
-                "{device} had lost its back end ({losses} times), and has one again: {why}"
-            ),
-            LinkChange::CarrierLost | LinkChange::Down | LinkChange::Gone => warn!(
-                device,
-                link = "no_carrier",
-                "{device} has lost its back end, so no packets pass; it is connected to again once \
-                 it is back: {why}"
             ),
         }
     }

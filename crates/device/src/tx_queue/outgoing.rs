@@ -21,6 +21,8 @@ pub(crate) struct Outgoing {
     /// Packets that have left their lane and have not entered the device's ring; oldest first. At
     /// most the segments of one packet.
     waiting: VecDeque<OutgoingSegment>,
+    /// Packet that has left its lane, and was not asked for the form in which it is sent.
+    unshaped: Option<(LaneId, Packet)>,
     cut: Vec<Packet>,
 }
 
@@ -43,7 +45,7 @@ pub(crate) enum OutgoingShape {
 
 impl Outgoing {
     pub(crate) fn new(consumer: TxQueueConsumer) -> Self {
-        Self { consumer, waiting: VecDeque::new(), cut: Vec::new() }
+        Self { consumer, waiting: VecDeque::new(), unshaped: None, cut: Vec::new() }
     }
 
     /// Lanes that packets come from.
@@ -53,7 +55,7 @@ impl Outgoing {
 
     /// True if there are packets to send.
     pub(crate) fn has_some(&self) -> bool {
-        !self.waiting.is_empty() || self.consumer.has_some()
+        !self.waiting.is_empty() || self.unshaped.is_some() || self.consumer.has_some()
     }
 
     /// Returns the next unit. `shape` returns how a packet is taken, or why it is refused. Refused
@@ -67,7 +69,7 @@ impl Outgoing {
             if let Some(segment) = self.waiting.pop_front() {
                 return Some(segment);
             }
-            let (lane, packet) = self.consumer.next()?;
+            let (lane, packet) = self.take()?;
             match shape(&packet) {
                 Ok(OutgoingShape::Whole) => {
                     return Some(OutgoingSegment { lane, packet, is_last: true });
@@ -83,19 +85,38 @@ impl Outgoing {
         self.waiting.push_front(segment);
     }
 
-    /// Drops up to `max` packets or segments. Returns their number.
-    pub(crate) fn discard(&mut self, reason: SendDrop, max: usize, pool: &mut Pool) -> usize {
+    /// Drops up to `max` packets or segments, while the device is down: `is_down` is asked after each
+    /// packet is taken, since a sender that has seen the device up may have handed it in meanwhile.
+    /// Returns their number.
+    pub(crate) fn discard(
+        &mut self,
+        reason: SendDrop,
+        max: usize,
+        pool: &mut Pool,
+        is_down: impl Fn() -> bool,
+    ) -> usize {
         for count in 0..max {
-            let waiting = self.waiting.pop_front();
-            let next =
-                waiting.map(|OutgoingSegment { lane, packet, is_last }| (lane, packet, is_last));
-            let next =
-                next.or_else(|| self.consumer.next().map(|(lane, packet)| (lane, packet, true)));
-            let Some((lane, packet, is_last)) = next else { return count };
+            let (lane, packet, is_last) = match self.waiting.pop_front() {
+                // Its form is that of a device that is gone.
+                Some(OutgoingSegment { lane, packet, is_last }) => (lane, packet, is_last),
+                None => {
+                    let Some((lane, packet)) = self.take() else { return count };
+                    if !is_down() {
+                        self.unshaped = Some((lane, packet));
+                        return count;
+                    }
+                    (lane, packet, true)
+                }
+            };
             pool.put(packet.frame);
             self.count(lane, Sent::default(), reason, is_last.into());
         }
         max
+    }
+
+    /// Takes the next packet.
+    fn take(&mut self) -> Option<(LaneId, Packet)> {
+        self.unshaped.take().or_else(|| self.consumer.next())
     }
 
     fn cut(
@@ -143,8 +164,10 @@ impl Outgoing {
 impl Drop for Outgoing {
     /// Counts unsent units as dropped. The lanes count theirs on their own drop.
     fn drop(&mut self) {
-        for last in self.waiting.iter().filter(|segment| segment.is_last) {
-            self.count(last.lane, Sent::default(), SendDrop::Down, 1);
+        let waiting = self.waiting.iter().filter(|segment| segment.is_last).map(|last| last.lane);
+        let unshaped = self.unshaped.iter().map(|(lane, _)| *lane);
+        for lane in waiting.chain(unshaped) {
+            self.count(lane, Sent::default(), SendDrop::Down, 1);
         }
     }
 }

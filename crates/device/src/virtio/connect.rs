@@ -22,6 +22,9 @@ const WHAT: &str = "the vhost-user socket";
 /// once: as many as a listener's backlog may hold.
 const CLOSED_MAX: usize = 128;
 
+/// Error if all connections were closed before they were accepted.
+const CLOSED: &str = "one has connected, and closed the connection at once";
+
 /// Front end's side of the socket.
 #[derive(Debug)]
 pub(super) enum Endpoint {
@@ -56,7 +59,9 @@ impl Endpoint {
     /// Connects to or accepts a back end without waiting.
     ///
     /// # Errors
-    /// The reason why there is no connection now.
+    /// The reason why there is no connection now. It is no [absence](is_absence) if there were only
+    /// connections that were closed already: one that comes and goes again and again is to be met after
+    /// a pause.
     pub(super) fn try_meet(&self) -> io::Result<UnixStream> {
         match self {
             Self::Connect(address) => try_connect(address),
@@ -69,7 +74,10 @@ impl Endpoint {
                         break;
                     }
                     // The back end has gone meanwhile: another one may wait behind it.
-                    stream = accept()?;
+                    stream = accept().map_err(|error| match is_absence(&error) {
+                        true => io::Error::new(ErrorKind::ConnectionAborted, CLOSED),
+                        false => error,
+                    })?;
                 }
                 Ok(stream)
             }
@@ -170,6 +178,7 @@ mod tests {
         let mut said = [0];
         endpoint.try_meet().unwrap().read_exact(&mut said).unwrap();
         assert_eq!(said, [7]);
+        assert!(!is_absence(&endpoint.try_meet().unwrap_err()), "met again after a pause");
         assert!(is_absence(&endpoint.try_meet().unwrap_err()));
     }
 }

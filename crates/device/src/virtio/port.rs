@@ -101,7 +101,7 @@ enum Receiving {
 pub(super) enum QueueWish {
     /// Continue; some queues are shut, some are to stop receiving.
     GoOn { shut: Shut, sated: Vec<usize> },
-    /// End this session and begin another: all queues are shut.
+    /// End this session and begin another: all queues are shut, and no port was dropped.
     Renew(Shut),
     /// End: all ports were dropped.
     Leave,
@@ -154,13 +154,17 @@ impl Switchboard {
     /// Announces the start or end of a session to all ports.
     pub(super) fn publish(&self, session: Option<Arc<PortSession>>) {
         let mut board = self.board();
-        if let Some(session) = &session {
+        let pairs = session.as_ref().map(|session| session.pairs.len());
+        if pairs.is_some() {
             board.seats.iter_mut().for_each(|seat| seat.shut = None);
-            self.usable.set_first(session.pairs.len());
         }
         board.session = session;
         // Release: a port that sees the new number then takes the lock and reads the board.
         self.changes.fetch_add(1, Ordering::Release);
+        // Only now: what a CPU sends by a queue that it finds usable is not dropped for want of a session.
+        if let Some(pairs) = pairs {
+            self.usable.set_first(pairs);
+        }
         let woken: Vec<_> = board
             .seats
             .iter()
@@ -188,7 +192,9 @@ impl Switchboard {
         let seats = || board.seats.iter().take(pairs).enumerate().filter(|(_, seat)| !seat.is_gone);
         let shut = seats().filter_map(|(index, seat)| Some((index, seat.shut.clone()?)));
         let shut: Shut = shut.collect();
-        if !shut.is_empty() && shut.len() == seats().count() {
+        // A source that has gone comes from the end of the run: the others follow, and need no session.
+        let is_ending = board.seats.iter().any(|seat| seat.is_gone);
+        if !is_ending && !shut.is_empty() && shut.len() == pairs.min(board.seats.len()) {
             return QueueWish::Renew(shut);
         }
         let sated = seats().filter(|(_, seat)| seat.receiving == Receiving::Ending);

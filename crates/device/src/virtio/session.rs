@@ -237,6 +237,9 @@ impl SessionThread {
                 }
                 Err(why) => {
                     drop(stream);
+                    if self.is_stopped() {
+                        break; // the end of the run has cut the setup short
+                    }
                     self.back_end.refuse(&why);
                     self.report_link(format!("refused: {why}"));
                     self.rest(refused_pause);
@@ -272,7 +275,9 @@ impl SessionThread {
             // pause.
             let door = self.meeting.descriptor().filter(|_| is_absence(&error));
             let why = door.map_or_else(|| format!(": {error}"), |_| String::new());
-            self.report_link(format!("waiting for a back end at {}{why}", self.place));
+            let how = format!("waiting for a back end at {}{why}", self.place);
+            self.back_end.wait(how.clone());
+            self.facts.set("link", how);
             let at_most = door.is_none().then_some(RECONNECT_PAUSE);
             let stop = self.shared.stop.descriptor();
             let watched: Vec<_> = door.into_iter().chain([stop]).collect();
@@ -352,13 +357,16 @@ impl SessionThread {
                     self.stop_queues(front, stream, &sated, &news)
                 }
             };
-            if let Err(why) = done {
-                return SessionEnd::Gone(EndKind::Message.reason(why));
-            }
-            if self.is_cut(stream) {
-                return SessionEnd::Gone(
-                    EndKind::Closed.reason("the back end closed the connection"),
-                );
+            let gone = match done {
+                Err(why) => Some(EndKind::Message.reason(why)),
+                Ok(()) if self.is_cut(stream) => {
+                    Some(EndKind::Closed.reason("the back end closed the connection"))
+                }
+                Ok(()) => None,
+            };
+            // The end of the run cuts a conversation short, which is no loss.
+            if let Some(why) = gone.filter(|_| !self.is_stopped()) {
+                return SessionEnd::Gone(why);
             }
         }
     }

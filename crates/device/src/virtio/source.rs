@@ -211,11 +211,8 @@ impl Source for VirtioSource {
     }
 
     fn transmit(&mut self, pool: &mut Pool) -> usize {
-        let has_news = self.session.is_none() && self.port.has_changed();
-        if has_news && self.stopping.is_none() {
-            return 0; // a session may have begun, whose ring the next poll sets up
-        }
-        self.transmit.turn(&mut self.port, pool)
+        let is_over = self.session.is_none() && self.stopping.is_some();
+        self.transmit.turn(&mut self.port, is_over, pool)
     }
 
     /// Returns the descriptor to sleep on. While calls are off, this is not the call descriptor,

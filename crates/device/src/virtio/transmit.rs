@@ -164,9 +164,11 @@ impl VirtioTransmit {
     }
 
     /// Counts the packets that the device has sent, and posts as many waiting packets as there is
-    /// room for. Returns the number of packets that left their lanes.
-    pub(super) fn turn(&mut self, port: &mut Port, pool: &mut Pool) -> usize {
-        let step = self.step(pool);
+    /// room for. Without a ring, packets wait for one that the next poll sets up, unless the run is over.
+    /// Returns the number of packets that were sent or dropped.
+    pub(super) fn turn(&mut self, port: &mut Port, is_over: bool, pool: &mut Pool) -> usize {
+        let waits = self.ring.is_none() && !is_over;
+        let step = self.step(pool, || !waits || !port.has_changed());
         if let Some(lie) = step.lie {
             port.shut(lie);
         }
@@ -189,9 +191,10 @@ impl VirtioTransmit {
         self.is_shut
     }
 
-    fn step(&mut self, pool: &mut Pool) -> TransmitStep {
+    /// Takes one turn. Without a usable ring, packets are dropped while `is_down` returns true.
+    fn step(&mut self, pool: &mut Pool, is_down: impl Fn() -> bool) -> TransmitStep {
         let Some(ring) = self.ring.as_mut().filter(|_| !self.is_shut) else {
-            let count = self.outgoing.discard(SendDrop::Down, BATCH_PACKETS, pool);
+            let count = self.outgoing.discard(SendDrop::Down, BATCH_PACKETS, pool, is_down);
             return TransmitStep { count, ..TransmitStep::default() };
         };
         if std::mem::take(&mut self.is_armed) {

@@ -19,6 +19,7 @@ use super::*;
 use crate::config::virtio::VirtioOptions;
 
 mod back_end;
+mod run_end;
 
 /// Address at which the shared memory would be mapped.
 const BASE: u64 = 0x7000_0000_0000;
@@ -195,12 +196,14 @@ fn closing_back_end_is_met_later() {
 fn restarted_back_end_is_found() {
     let place = Place::new();
     let listener = place.listen();
-    let (_link, mut port, back_end) = place.up(&listener);
+    let (link, mut port, back_end) = place.up(&listener);
+    assert!(!link.back_end().news().is_waiting, "one is connected");
     // A dead back end leaves its socket's file, at which no process listens.
     drop((back_end, listener));
     wait_for_end(&mut port);
     port.released();
     wait_until("it is missed", || place.fact("link").contains("refused"));
+    wait_until("it is waited for", || link.back_end().news().is_waiting);
     std::fs::remove_file(place.path()).unwrap();
     wait_until("its file is missed", || place.fact("link").contains("No such file"));
     let listener = place.listen();
@@ -323,17 +326,6 @@ fn silent_back_end_is_cut_off() {
 }
 
 #[test]
-fn link_ends_with_silent_back_end() {
-    let place = Place::new();
-    let listener = place.listen();
-    let (mut link, _ports) = place.start(Role::Connect, 1).unwrap();
-    let mut silent = BackEnd::accept(&listener, Offer::default());
-    silent.be_silent_at(FrontendReq::SET_FEATURES);
-    link.stop();
-    assert!(silent.read().is_none());
-}
-
-#[test]
 fn missing_queues_have_no_session() {
     let place = Place::new();
     let listener = place.listen();
@@ -431,18 +423,6 @@ fn vq_11_device_stops_before_rings_end() {
     stopped.join().unwrap();
     assert_eq!(back_end.count(FrontendReq::GET_VRING_BASE), 2);
     assert!(port.session().is_none());
-}
-
-#[test]
-fn ended_run_loses_no_back_end() {
-    let place = Place::new();
-    let listener = place.listen();
-    let (mut link, _port, mut back_end) = place.up(&listener);
-    let seen = link.back_end();
-    let answers = thread::spawn(move || back_end.answer_to_the_end());
-    link.stop();
-    answers.join().unwrap();
-    assert_eq!(seen.status(), LinkStatus { state: LinkState::Running, carrier_losses: 0 });
 }
 
 #[test]

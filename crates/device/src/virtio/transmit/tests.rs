@@ -3,6 +3,7 @@
 mod rig;
 mod wire;
 
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
 use forebay_rx::coalesce::cut;
@@ -165,6 +166,31 @@ fn promise_2_unsendable_packets_drop_by_name() {
     assert_eq!(rig.sent().len(), 1);
     assert_eq!(rig.counters(0).dropped(SendDrop::TooLong), 4);
     assert_eq!(rig.pool.in_use(), 0);
+}
+
+/// A session begins while packets are dropped for want of one, and a CPU that has seen it sends at once.
+#[test]
+fn promise_2_beginning_session_loses_no_packet() {
+    for old in 0..3 {
+        let mut rig = Rig::new(64);
+        let mut packets: Vec<_> = (0..=old).map(|_| rig.packet(&frame(60))).collect();
+        let new = packets.drain(old..).collect::<Vec<_>>();
+        rig.hand(0, packets);
+        let (sender, has_begun) = (RefCell::new((&mut rig.sinks[1], new)), Cell::new(false));
+        let is_down = || {
+            let is_down = !has_begun.replace(true);
+            if is_down {
+                let (sink, new) = &mut *sender.borrow_mut();
+                sink.send(new).unwrap();
+            }
+            is_down
+        };
+        let dropped = rig.transmit.step(&mut rig.pool, is_down).count;
+        assert_eq!(dropped, old.min(1), "those taken before it began");
+        let _ = is_down();
+        rig.begin(&[], None);
+        assert_eq!(rig.sent().len(), old + 1 - dropped);
+    }
 }
 
 #[test]

@@ -142,7 +142,7 @@ impl Rig {
     }
 
     pub(super) fn step(&mut self) -> TransmitStep {
-        self.transmit.step(&mut self.pool)
+        self.transmit.step(&mut self.pool, || true)
     }
 
     /// Takes the next buffer that the device finds.
