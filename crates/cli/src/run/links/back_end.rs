@@ -217,7 +217,7 @@ mod tests {
     fn ops_3_closing_back_end_is_told() {
         let lost = |why: &str| BackEndNews { lost: Some(why.to_owned()), ..BackEndNews::default() };
         let mut log = BackEndLog::default();
-        let mut look = |last, now, why| log.look(last, now, &lost(why));
+        let mut look = |last, now, why: &str| log.look(last, now, &lost(why));
         assert_eq!(look(down(0), down(2), "it closed"), [BackEndChange::LostAgain(2)]);
         assert_eq!(look(down(2), down(2), "it closed"), []);
         assert_eq!(look(down(2), down(3), "it closed"), []);
@@ -226,7 +226,7 @@ mod tests {
             |number: u32| !look(down(number), down(number + 1), &number.to_string()).is_empty();
         assert_eq!((4..100).filter(|&number| is_told(number)).count(), REASONS_MAX - 2);
         // One that stayed for a look.
-        let mut look = |last, now, why| log.look(last, now, &lost(why));
+        let mut look = |last, now, why: &str| log.look(last, now, &lost(why));
         assert_eq!(look(down(100), up(100), "99"), [BackEndChange::Link(LinkChange::Restored)]);
         assert_eq!(look(up(100), down(101), "a"), [BackEndChange::Link(LinkChange::CarrierLost)]);
         assert_eq!(look(down(101), down(102), "a"), []);
