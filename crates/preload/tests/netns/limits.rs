@@ -56,8 +56,8 @@ const LITTLE: &str = "
 import mmap, resource, select, socket
 listener = socket.create_server(('10.9.0.1', 7))
 select.select([listener], [], [], 0)
-little = (200 << 20, 200 << 20)
 for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
+    little = (200 << 20, resource.getrlimit(kind)[1])
     resource.setrlimit(kind, little)
     now = resource.getrlimit(kind)
     for again in (little, now, little):
