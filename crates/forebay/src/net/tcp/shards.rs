@@ -52,8 +52,8 @@ pub(in crate::net) struct TcpShards {
     short_of_memory: ShortOfMemory,
     counters: Box<[Arc<TcpCounters>]>,
     pub(super) levels: Box<[Arc<TcpLevels>]>,
-    /// Paths that errors about segments in flight have told of. Those about datagrams count for datagrams alone: they can be
-    /// forged by hosts that are not on the path.
+    /// Paths that errors about segments in flight have told of. Those about datagrams, which hosts beside the path can forge,
+    /// are not among them.
     pub(super) path_mtus: PathMtus,
 }
 
@@ -428,6 +428,8 @@ impl NetState {
         segments: &mut Vec<Packet>,
     ) {
         let now_ns = self.tcp.clock().now_ns();
+        // MTU of the path to the source of the segment before: segments of a flow come together.
+        let mut last = None;
         let mut to_notify = ToNotify::default();
         for packet in segments.drain(..) {
             let hash = packet.hash;
@@ -435,9 +437,15 @@ impl NetState {
             let index = flow.as_ref().map_or(ShardIndex(0), |flow| self.tcp.shard_of_hashed(flow));
             let source = flow.as_ref().map(|flow| flow.flow().theirs.ip());
             let back = source.and_then(|source| WayBack::of(&packet, source));
-            let opening = source.filter(|_| is_syn(&packet));
-            let of_path = opening.and_then(|source| self.tcp.path_mtus.find(source, now_ns));
-            let mtu_bytes = of_path.map_or(on.mtu, |of_path| of_path.min(on.mtu));
+            let mtu_bytes = source.map_or(on.mtu, |source| match last {
+                Some((of, mtu_bytes)) if of == source => mtu_bytes,
+                _ => {
+                    let of_path = self.tcp.path_mtus.find(source, now_ns);
+                    let mtu_bytes = of_path.map_or(on.mtu, |of_path| of_path.min(on.mtu));
+                    last = Some((source, mtu_bytes));
+                    mtu_bytes
+                }
+            });
             let device = TcpDevice { mtu_bytes, is_whole_host: on.is_whole_host };
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 tcp.receive(packet, flow.as_ref(), device, out)
@@ -555,10 +563,4 @@ impl fmt::Debug for TcpShards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TcpShards({})", self.shards.len())
     }
-}
-
-/// True for the first segment of a peer.
-fn is_syn(packet: &Packet) -> bool {
-    const SYN: u16 = 0x02;
-    packet.view().tcp_flags().is_some_and(|flags| flags & SYN != 0)
 }
