@@ -99,7 +99,7 @@ mod tests {
             "  key:   outer (flow_key=auto)".to_owned(),
             "rx-0, polled by CPU 0, at 1.000000 s".to_owned(),
             "  now:   on CPU 1: its last packet went there".to_owned(),
-            format!("  moves: {moves} remembered, the oldest first"),
+            format!("  moves: {moves} recorded, the oldest first"),
         ];
         told.extend((0..moves).map(|number| {
             format!(
