@@ -58,7 +58,7 @@ fn judge_flow() -> Judgement {
     let begin: String = moved.chars().take(60).collect();
     screen.wait_until(&begin, |text| {
         text.contains(&begin)
-            && (text.contains("moves: the latest of 1") || text.contains("moves: 1 remembered"))
+            && (text.contains("moves: the latest of 1") || text.contains("moves: 1 recorded"))
     })?;
     screen.keys(&["=", "netdev_max_backlog=x", "Enter"])?;
     screen.wait_for("netdev_max_backlog cannot be \"x\"")?;
