@@ -264,7 +264,12 @@ fn ask_kernel(
         for (number, flows) in flows_of(&seen) {
             // A try that lost packets proves nothing.
             let is_whole = sent.get(&number).is_some_and(|sent| totals(sent) == totals(&flows));
-            if is_whole && best.get(&number).is_none_or(|best| merging(&flows) > merging(best)) {
+            let is_better = |best: &Flows| {
+                let [new, old] = [&flows, best].map(merging);
+                // Of two that merge as much, one may have been parted where a poll of the kernel ended.
+                new > old || new == old && settled(number, &flows)
+            };
+            if is_whole && best.get(&number).is_none_or(is_better) {
                 best.insert(number, flows);
             }
         }
