@@ -13,7 +13,7 @@ use forebay_rx::coalesce::{SegmentCutter, cut, resegment};
 use forebay_rx::cpu::CpuId;
 use forebay_rx::delivery::{Batch, Handler};
 use forebay_rx::packet::Packet;
-use forebay_rx::parse::{Fragment, Network};
+use forebay_rx::parse::Network;
 
 use crate::division::Division;
 use crate::host::Host;
@@ -376,7 +376,7 @@ impl Stack {
             }
             FoundSocket::One(socket) => self.put(socket, packet, context),
             // Its fragments came without their port: the kernel, which has them too, answers.
-            FoundSocket::None if was_fragment(&packet) && !context.identity.is_whole_host => {
+            FoundSocket::None if packet.view().is_fragment() && !context.identity.is_whole_host => {
                 self.drop_datagram(packet, NetworkDrop::OtherProcess, context.pool);
             }
             FoundSocket::None => self.answer_unreachable(packet, context),
@@ -538,11 +538,6 @@ impl Handler for Stack {
     fn sleep_max_ns(&mut self) -> Option<u64> {
         self.host.sleep_max_ns().into_iter().chain(self.expiry_ns()).min()
     }
-}
-
-/// True if a datagram came as fragments, or marked as one.
-fn was_fragment(packet: &Packet) -> bool {
-    packet.headers.fragment == Fragment::Atomic
 }
 
 /// A CPU's producer to a socket, opened on first use; `None` if the socket is closed.
