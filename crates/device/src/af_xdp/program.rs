@@ -116,13 +116,7 @@ const PORT: EbpfRegister = R2;
 
 fn ipv4(program: &mut Assembler, behind: Label, pass: Label) {
     require(program, 20, pass);
-    program.load(EbpfWidth::Byte, R1, AT, 0); // version and IHL
-    program.copy(R2, R1);
-    program.shift_right(R2, 4);
-    program.jump_if(R2, If::NotEqual, 4, pass);
-    program.and(R1, 0x0f);
-    program.jump_if(R1, If::Below, 5, pass);
-    program.shift_left(R1, 2);
+    ipv4_header_len(program, 0, pass);
     load_field(program, R2, 6);
     program.and(R2, wire::IPV4_FRAGMENT.into());
     // Later fragments have no ports, so no fragment is taken.
@@ -130,6 +124,17 @@ fn ipv4(program: &mut Assembler, behind: Label, pass: Label) {
     program.load(EbpfWidth::Byte, PROTOCOL, AT, 9);
     program.add_register(AT, R1);
     program.jump(behind);
+}
+
+/// Loads the length of the IPv4 header at an offset into [`R1`], and jumps to `pass` if it is none.
+fn ipv4_header_len(program: &mut Assembler, offset: i16, pass: Label) {
+    program.load(EbpfWidth::Byte, R1, AT, offset); // version and IHL
+    program.copy(R2, R1);
+    program.shift_right(R2, 4);
+    program.jump_if(R2, If::NotEqual, 4, pass);
+    program.and(R1, 0x0f);
+    program.jump_if(R1, If::Below, 5, pass);
+    program.shift_left(R1, 2);
 }
 
 fn ipv6(program: &mut Assembler, behind: Label, pass: Label) {
@@ -197,13 +202,7 @@ fn icmp(program: &mut Assembler, tcp_ranges: Label, pass: Label) {
     program.jump_if(R2, If::NotEqual, 0, pass);
     program.load(EbpfWidth::Byte, R2, AT, quoted + 9);
     program.jump_if(R2, If::NotEqual, FilterProtocol::Tcp.number().into(), pass);
-    program.load(EbpfWidth::Byte, R1, AT, quoted); // version and IHL
-    program.copy(R2, R1);
-    program.shift_right(R2, 4);
-    program.jump_if(R2, If::NotEqual, 4, pass);
-    program.and(R1, 0x0f);
-    program.jump_if(R1, If::Below, 5, pass);
-    program.shift_left(R1, 2);
+    ipv4_header_len(program, quoted, pass);
     program.add_register(AT, R1);
     require(program, (quoted + 2).into(), pass);
     load_field(program, PORT, quoted);
