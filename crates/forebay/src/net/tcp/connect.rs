@@ -34,8 +34,8 @@ pub(super) fn begin(
     if matches!(theirs.ip(), IpAddr::V4(to) if identity.is_broadcast(to)) {
         return Err(Errno::NETUNREACH.into());
     }
-    let of_path = shared.tcp.path_mtus.find(theirs.ip(), shared.tcp.clock().now_ns());
-    let mut mtu_bytes = of_path.map_or(identity.mtu, |of_path| of_path.min(identity.mtu));
+    let now_ns = shared.tcp.clock().now_ns();
+    let mut mtu_bytes = shared.tcp.mtu_towards(theirs.ip(), identity.mtu, now_ns);
     let kernels = shared.devices[device].kernels;
     if kernels.is_some() && !is_link_local(theirs.ip()) {
         let route = neighbour::route(theirs.ip())?.ok_or(Errno::NETUNREACH)?;

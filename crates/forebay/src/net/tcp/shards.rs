@@ -1,6 +1,6 @@
 //! The connections of a host, in shards.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -54,7 +54,7 @@ pub(in crate::net) struct TcpShards {
     pub(super) levels: Box<[Arc<TcpLevels>]>,
     /// Paths that errors about segments in flight have told of. Those about datagrams, which hosts beside the path can forge,
     /// are not among them.
-    pub(super) path_mtus: PathMtus,
+    path_mtus: PathMtus,
 }
 
 /// Index of a shard among all of a host.
@@ -171,6 +171,12 @@ impl TcpShards {
     /// Clock of all connections, and of all next hops.
     pub(in crate::net) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// MTU of the path to a host, by a device with this MTU.
+    pub(super) fn mtu_towards(&self, peer: IpAddr, device_mtu: u32, now_ns: u64) -> u32 {
+        let of_path = self.path_mtus.find(peer, now_ns);
+        of_path.map_or(device_mtu, |of_path| of_path.min(device_mtu))
     }
 
     /// Time of all connections, in µs.
@@ -439,12 +445,7 @@ impl NetState {
             let back = source.and_then(|source| WayBack::of(&packet, source));
             let mtu_bytes = source.map_or(on.mtu, |source| match last {
                 Some((of, mtu_bytes)) if of == source => mtu_bytes,
-                _ => {
-                    let of_path = self.tcp.path_mtus.find(source, now_ns);
-                    let mtu_bytes = of_path.map_or(on.mtu, |of_path| of_path.min(on.mtu));
-                    last = Some((source, mtu_bytes));
-                    mtu_bytes
-                }
+                _ => last.insert((source, self.tcp.mtu_towards(source, on.mtu, now_ns))).1,
             });
             let device = TcpDevice { mtu_bytes, is_whole_host: on.is_whole_host };
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
