@@ -36,7 +36,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) queues: NonZeroU16,
 
-    /// What is taken: all, or destinations as in udp:53,tcp:443,udp:1000-2000, and ICMP errors about segments from these TCP
+    /// Packets to take: all, or destinations as in udp:53,tcp:443,udp:1000-2000, and ICMP errors about segments from these TCP
     /// ports. The rest goes to the kernel as if nothing were there [default: all]
     #[arg(long, value_name = "LIST")]
     pub(crate) take: Option<RxFilter>,

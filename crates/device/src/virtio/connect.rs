@@ -19,7 +19,7 @@ use crate::config::virtio::Role;
 const WHAT: &str = "the vhost-user socket";
 
 /// Maximum number of connections that were closed before they were accepted, and are passed over at
-/// once: as many as a listener's backlog may hold.
+/// once: more than a listener's backlog holds.
 const CLOSED_MAX: usize = 128;
 
 /// Error if all connections were closed before they were accepted.

@@ -32,13 +32,13 @@ pub(super) struct BackEndLog {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum BackEndChange {
     Link(LinkChange),
-    /// It was set up and lost so many times between two looks, and is not there.
+    /// Set up and lost so many times between two looks, and not there.
     LostAgain(u32),
-    /// A queue was shut, and the others go on.
+    /// Queue that was shut, while the others go on.
     Shut(String),
-    /// It could not be set up.
+    /// Failed setup, and the reason.
     Refused(String),
-    /// None has come yet.
+    /// No back end so far.
     Missing,
 }
 
