@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::time::Duration;
 
 use forebay_buf::wake::Poller;
 use forebay_rx::arrive::Waker;
@@ -24,6 +24,7 @@ use super::flows::Flows;
 use super::measured::Measured;
 use super::question::Question;
 use super::settings::Settings;
+use super::start_barrier::StartBarrier;
 use crate::knobs::{Change, Script};
 use crate::timeline::TimelineRecorder;
 
@@ -58,11 +59,7 @@ pub struct EngineState {
     recent_frames: Box<[AtomicU64]>,
     /// Counters, by queue and by the CPU's index.
     counters: OnceLock<EngineCounters>,
-    /// Number of threads that are ready on their CPUs; `started` lets them begin.
-    ready: AtomicUsize,
-    started: AtomicBool,
-    /// Time at which the threads began; written before `started`.
-    started_ns: AtomicU64,
+    start: StartBarrier,
     stop: AtomicBool,
     aborted: AtomicBool,
     /// Number of queues whose source is not exhausted.
@@ -133,9 +130,7 @@ impl EngineState {
             polling: (0..queues).map(|queue| Poller::new(config.polls(queue).0)).collect(),
             recent_frames: (0..queues).map(|_| AtomicU64::new(0)).collect(),
             counters: OnceLock::new(),
-            ready: AtomicUsize::new(0),
-            started: AtomicBool::new(false),
-            started_ns: AtomicU64::new(0),
+            start: StartBarrier::default(),
             stop: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             live_sources: AtomicUsize::new(queues),
@@ -165,22 +160,13 @@ impl EngineState {
 
     /// Marks this CPU as ready, and returns when all are: a run begins with every CPU awake.
     pub(super) fn ready_to_start(&self) {
-        self.ready.fetch_add(1, Ordering::Release);
-        while !self.started.load(Ordering::Acquire) {
-            thread::yield_now();
-        }
+        self.start.arrive();
     }
 
     /// Lets the threads begin once `threads` of them are ready, and returns the time at which they
     /// begin.
     pub(super) fn start_when_ready(&self, threads: usize) -> u64 {
-        while self.ready.load(Ordering::Acquire) < threads {
-            thread::yield_now();
-        }
-        let started_ns = self.clock.now_ns();
-        self.started_ns.store(started_ns, Ordering::Relaxed);
-        self.started.store(true, Ordering::Release);
-        started_ns
+        self.start.release_when_ready(threads, || self.clock.now_ns())
     }
 
     pub(super) fn stop(&self) {
@@ -267,9 +253,14 @@ impl EngineState {
         &self.balance_board
     }
 
-    /// True once every CPU has begun to turn.
+    /// True once the threads begin.
     pub fn has_started(&self) -> bool {
-        self.started.load(Ordering::Acquire)
+        self.start.is_released()
+    }
+
+    /// Waits until the threads begin, `timeout` at most.
+    pub fn wait_for_start(&self, timeout: Duration) {
+        self.start.wait(timeout);
     }
 
     /// Progress of each CPU. A CPU that neither sleeps nor ends a turn from one look to the next, more
@@ -398,9 +389,7 @@ impl EngineState {
     pub fn timeline(&self, period_ns: u64) -> Option<TimelineRecorder> {
         let counters = self.counters()?;
         let cpus = self.cpus.cpus().iter().copied().zip(counters.cpus.iter().cloned());
-        let has_started = self.has_started();
-        let began_ns =
-            if has_started { self.started_ns.load(Ordering::Relaxed) } else { self.now_ns() };
+        let began_ns = self.start.released_ns().unwrap_or_else(|| self.now_ns());
         Some(TimelineRecorder::new(counters.queues.clone(), cpus.collect(), began_ns, period_ns))
     }
 

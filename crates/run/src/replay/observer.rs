@@ -14,7 +14,7 @@ const PERIOD_NS: u64 = 100_000;
 pub(super) const VIRTUAL_PERIOD_NS: u64 = 1_000;
 
 /// Time between two looks at a run that has not begun.
-const START_PERIOD: Duration = Duration::from_micros(100);
+const START_PERIOD: Duration = Duration::from_millis(10);
 
 /// Thread that records the timeline of a run.
 pub(super) struct Observer {
@@ -30,7 +30,7 @@ impl Observer {
         let observe = move || {
             let state = control.state();
             while !state.has_started() && !ended.load(Ordering::Relaxed) {
-                thread::park_timeout(START_PERIOD);
+                state.wait_for_start(START_PERIOD);
             }
             let mut recorder = state.timeline(PERIOD_NS)?;
             while !ended.load(Ordering::Relaxed) {
