@@ -161,9 +161,9 @@ fn promise_3_turn_delivers_a_burst_at_most() {
             ..config.limits
         };
         let mut backlogs = Backlogs::new(RxQueue(0), 1, config.netdev_max_backlog);
-        let lane = backlogs.connect(cpu, config.backlog_capacity(), Position(0), false);
+        let backlog = backlogs.connect(cpu, config.backlog_capacity(), Position(0), false);
         let mut worker = worker(&config, Silent, Feeding { backlogs, handled: 0 });
-        worker.delivery = Delivery::new(cpu, vec![lane], 64);
+        worker.delivery = Delivery::new(cpu, vec![backlog], 64);
         for number in 0..64 {
             let mut frame = worker.queues[0].pool.allocate(60).unwrap();
             frame.set_len(60);
