@@ -1,6 +1,7 @@
 //! Times of delivery that are measured on request.
 
 use forebay_buf::Pool;
+use forebay_rx::delivery::BatchObserver;
 use forebay_rx::{Delivery, Handler};
 use forebay_sys::clock::{Clock, now_since_1970_ns};
 
@@ -40,24 +41,31 @@ impl Measured {
         if self == Self::Nothing {
             return delivery.turn(budget, pool, handler);
         }
-        let mut done = 0;
-        while done < budget {
-            let taken = delivery.take(budget - done);
-            if taken == 0 {
-                break;
-            }
-            let began_ns = clock.now_ns();
-            delivery.record_waits(began_ns);
-            if self == Self::TimesAndLatency {
-                delivery.record_latency(now_since_1970_ns());
-            }
-            delivery.coalesce();
-            delivery.handle(pool, handler);
-            delivery.record_handler(clock.now_ns() - began_ns);
-            delivery.complete(pool);
-            done += taken;
+        let has_latency = self == Self::TimesAndLatency;
+        let mut times = BatchTimes { clock, has_latency, began_ns: 0 };
+        delivery.observed_turn(budget, pool, handler, &mut times)
+    }
+}
+
+/// Recorder of a batch's times.
+struct BatchTimes<'a> {
+    clock: &'a Clock,
+    /// True if the age of packets is recorded.
+    has_latency: bool,
+    began_ns: u64,
+}
+
+impl BatchObserver for BatchTimes<'_> {
+    fn batch_is_taken(&mut self, delivery: &mut Delivery) {
+        self.began_ns = self.clock.now_ns();
+        delivery.record_waits(self.began_ns);
+        if self.has_latency {
+            delivery.record_latency(now_since_1970_ns());
         }
-        done
+    }
+
+    fn batch_is_handled(&mut self, delivery: &mut Delivery) {
+        delivery.record_handler(self.clock.now_ns() - self.began_ns);
     }
 }
 

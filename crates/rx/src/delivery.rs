@@ -48,6 +48,17 @@ pub trait Handler: Send {
     }
 }
 
+/// Observer of each batch of a turn: it may read clocks, which delivery does not.
+pub trait BatchObserver {
+    /// Called before the batch is coalesced.
+    fn batch_is_taken(&mut self, _delivery: &mut Delivery) {}
+
+    /// Called once the handler has returned.
+    fn batch_is_handled(&mut self, _delivery: &mut Delivery) {}
+}
+
+impl BatchObserver for () {}
+
 /// Packets of one rx queue, oldest first.
 #[derive(Debug)]
 pub struct Batch<'a> {
@@ -78,9 +89,9 @@ pub struct Delivery {
     cpu: CpuId,
     batch_max: usize,
     /// Backlogs of this CPU, one per rx queue.
-    lanes: Vec<BacklogRing>,
-    /// Index of the lane that the current batch is from.
-    lane: usize,
+    backlogs: Vec<BacklogRing>,
+    /// Index of the backlog that the current batch is from.
+    current: usize,
     /// Current batch; empty between batches.
     packets: Vec<Packet>,
     /// True if batches count as processed only when they are [released](Self::release).
@@ -97,13 +108,13 @@ pub struct Delivery {
 impl Delivery {
     /// Creates a delivery with batches of at most `batch_max` packets.
     #[must_use]
-    pub fn new(cpu: CpuId, lanes: Vec<BacklogRing>, batch_max: usize) -> Self {
+    pub fn new(cpu: CpuId, backlogs: Vec<BacklogRing>, batch_max: usize) -> Self {
         let packets = Vec::with_capacity(batch_max);
         Self {
             cpu,
             batch_max,
-            lanes,
-            lane: 0,
+            backlogs,
+            current: 0,
             packets,
             is_read_inline: false,
             notes: Vec::new(),
@@ -140,45 +151,58 @@ impl Delivery {
     /// Declares all batches until now processed: advances the backlogs' heads, after which their flows may move
     /// (ordering hazard H13). To be called between batches.
     pub fn release(&mut self) {
-        self.lanes.iter_mut().for_each(BacklogRing::release);
+        self.backlogs.iter_mut().for_each(BacklogRing::release);
     }
 
     /// True if batches were handled that are not [released](Self::release).
     #[must_use]
     pub fn has_unreleased(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.packets.in_hand() > 0)
+        self.backlogs.iter().any(|backlog| backlog.packets.in_hand() > 0)
     }
 
-    /// The spine: delivers up to `budget` packets from the backlogs, round-robin, and returns how
-    /// many.
+    /// Delivers up to `budget` packets from the backlogs, round-robin, and returns how many.
     pub fn turn(&mut self, budget: usize, pool: &mut Pool, handler: &mut impl Handler) -> usize {
+        self.observed_turn(budget, pool, handler, &mut ())
+    }
+
+    /// The spine: a [turn](Self::turn) whose batches are observed.
+    pub fn observed_turn(
+        &mut self,
+        budget: usize,
+        pool: &mut Pool,
+        handler: &mut impl Handler,
+        observer: &mut impl BatchObserver,
+    ) -> usize {
         let mut done = 0;
         while done < budget {
             let taken = self.take(budget - done);
             if taken == 0 {
                 break;
             }
+            observer.batch_is_taken(self);
             self.coalesce();
             self.handle(pool, handler);
+            observer.batch_is_handled(self);
             self.complete(pool);
             done += taken;
         }
         done
     }
 
-    /// Takes a batch of at most `max` packets from the next lane that has any, and returns their
+    /// Takes a batch of at most `max` packets from the next backlog that has any, and returns their
     /// number. The batch before must be completed.
     pub fn take(&mut self, max: usize) -> usize {
         debug_assert!(self.packets.is_empty(), "a batch is completed before the next is taken");
-        for _ in 0..self.lanes.len() {
-            self.lane = if self.lane + 1 < self.lanes.len() { self.lane + 1 } else { 0 };
-            let lane = &mut self.lanes[self.lane];
-            let waiting = lane.packets.queued();
+        for _ in 0..self.backlogs.len() {
+            self.current =
+                if self.current + 1 < self.backlogs.len() { self.current + 1 } else { 0 };
+            let backlog = &mut self.backlogs[self.current];
+            let waiting = backlog.packets.queued();
             if waiting > 0 {
                 self.counters.backlog_max.raise_to(waiting.into());
-                let taken = lane.packets.take(max.min(self.batch_max), &mut self.packets);
+                let taken = backlog.packets.take(max.min(self.batch_max), &mut self.packets);
                 self.counters.taken.add(taken as u64);
-                if let Some(notes) = &mut lane.notes {
+                if let Some(notes) = &mut backlog.notes {
                     take_notes(notes, taken, &mut self.notes);
                 }
                 return taken;
@@ -208,8 +232,8 @@ impl Delivery {
     pub fn record_waits(&mut self, now_ns: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "at most the capacity of a ring")]
         let count = self.packets.len() as u32;
-        if let Some(lane) = self.lanes.get_mut(self.lane) {
-            lane.record_waits(count, now_ns, &self.counters.wait_ns);
+        if let Some(backlog) = self.backlogs.get_mut(self.current) {
+            backlog.record_waits(count, now_ns, &self.counters.wait_ns);
         }
     }
 
@@ -238,7 +262,7 @@ impl Delivery {
         let batch_packets = self.packets.len() as u64;
         handler.handle(&mut Batch {
             cpu: self.cpu,
-            rx_queue: self.lanes[self.lane].rx_queue,
+            rx_queue: self.backlogs[self.current].rx_queue,
             packets: &mut self.packets,
             notes: &self.notes,
             pool,
@@ -254,7 +278,7 @@ impl Delivery {
     /// [read inline](Self::set_read_inline).
     pub fn complete(&mut self, pool: &mut Pool) {
         if !self.is_read_inline {
-            self.lanes[self.lane].release();
+            self.backlogs[self.current].release();
         }
         for packet in self.packets.drain(..) {
             pool.put(packet.frame);
@@ -266,7 +290,7 @@ impl Delivery {
     /// it. Advances the backlog's head, so that its flows go on, unless packets before it may wait for an inline reader.
     /// Returns the rx queue and the packets still in the batch.
     pub fn abandon_batch(&mut self) -> Option<(RxQueue, Vec<Dropped>)> {
-        let lane = self.lanes.get_mut(self.lane)?;
+        let backlog = self.backlogs.get_mut(self.current)?;
         // Packets that coalescing still holds follow those that it has flushed.
         let mut packets = std::mem::take(&mut self.coalesced);
         if let Some(coalescer) = &mut self.coalescer {
@@ -280,15 +304,15 @@ impl Delivery {
             Dropped { arrival, reason, packet: Some(packet) }
         });
         if !self.is_read_inline {
-            lane.release();
+            backlog.release();
         }
         self.notes.clear();
-        Some((lane.rx_queue, lost.collect()))
+        Some((backlog.rx_queue, lost.collect()))
     }
 
     /// True if packets are queued.
     pub fn has_work(&mut self) -> bool {
-        self.lanes.iter_mut().any(|lane| lane.packets.queued() > 0)
+        self.backlogs.iter_mut().any(|backlog| backlog.packets.queued() > 0)
     }
 
     /// Counters, to be read from any thread.

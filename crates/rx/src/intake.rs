@@ -138,10 +138,10 @@ impl Intake {
         start: Position,
         noted: bool,
     ) -> BacklogRing {
-        let lane = self.backlogs.connect(cpu, capacity, start, noted);
+        let backlog = self.backlogs.connect(cpu, capacity, start, noted);
         self.steering.connect(cpu, start);
         self.steering.set_running(RpsMap::new(self.backlogs.cpus()));
-        lane
+        backlog
     }
 
     /// Refreshes the cached ring heads of all CPUs. To be called before the clock is read for

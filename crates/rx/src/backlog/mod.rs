@@ -153,9 +153,9 @@ impl Backlogs {
         start: Position,
         noted: bool,
     ) -> BacklogRing {
-        let (packets, lane) = ring(capacity, start);
-        let (stamps, lane_stamps) = stamps();
-        let (notes, lane_notes) = noted.then(|| ring(capacity, start)).unzip();
+        let (packets, consumer) = ring(capacity, start);
+        let (stamps, consumer_stamps) = stamps();
+        let (notes, consumer_notes) = noted.then(|| ring(capacity, start)).unzip();
         debug_assert!(
             self.targets[cpu.index()].is_none(),
             "a second ring to a CPU would reorder its packets"
@@ -170,9 +170,9 @@ impl Backlogs {
         });
         BacklogRing {
             rx_queue: self.rx_queue,
-            packets: lane,
-            notes: lane_notes,
-            stamps: lane_stamps,
+            packets: consumer,
+            notes: consumer_notes,
+            stamps: consumer_stamps,
         }
     }
 
