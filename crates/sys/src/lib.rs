@@ -27,6 +27,7 @@ pub mod xdp_attached; //  XDP programs that others attached to an interface
 mod generic_netlink; //   requests to families of generic netlink
 pub mod netdev; //        XDP features of an interface
 pub mod ethtool_netlink; // offloads, hash and rings of a device
+mod kernel_settings; //   settings of the kernel that ours follow
 pub mod machine_facts; // CPUs, limits and settings of this machine
 pub mod device_facts; //  abilities and settings of a device
 pub mod packet; //        packet sockets and their ring
@@ -46,14 +47,13 @@ pub mod cpu_list; //         CPUs as the kernel writes and reads them
 pub mod topology; //         CPUs that share caches and nodes, and the masks that follow
 pub mod clock; //            engine time: the machine's, or a scheduler's
 pub mod random; //           numbers determined by a seed
+mod secret; //               keys that nobody can guess
+mod removal; //              files and mounts that go
 pub mod private_listener; // Unix sockets for programs of the same user
 pub mod unix_peer; //        user and process at their other end
 pub mod text_file; //        texts that somebody else wrote, up to a size
 pub mod error; //            errors: what failed, where, and what to do
 pub mod failure; //          failures of a run, for whoever reports them
-
-use std::io;
-use std::path::Path;
 
 #[cfg(feature = "vhost-user")]
 pub use aio::Signaller;
@@ -63,52 +63,10 @@ pub use cpus::{
 };
 pub use error::{Error, Result};
 pub use event::Event;
+pub use kernel_settings::{tcp_fast_open, udp_mem_low_pages};
 pub use memory::{available_memory_bytes, map_packet_memory, wipe_on_fork};
 #[cfg(feature = "vhost-user")]
 pub use peer_event::PeerEvent;
-use rustix::mount::{self, UnmountFlags};
+pub use removal::{remove_file, unmount_lazily};
+pub use secret::random_key;
 pub use user::{User, directory_of, may_make_files_in, may_remove, user};
-
-/// The kernel's `tcp_fastopen`. `None` if the file cannot be read.
-#[must_use]
-pub fn tcp_fast_open() -> Option<u32> {
-    std::fs::read_to_string("/proc/sys/net/ipv4/tcp_fastopen").ok()?.trim().parse().ok()
-}
-
-/// First value of the kernel's `udp_mem`: pages of UDP memory below which it does not regulate.
-/// `None` if the file cannot be read.
-#[must_use]
-pub fn udp_mem_low_pages() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/sys/net/ipv4/udp_mem").ok()?;
-    text.split_whitespace().next()?.parse().ok()
-}
-
-/// Removes a file. One that is not there is fine.
-///
-/// # Errors
-/// If it is there and cannot be removed.
-pub fn remove_file(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed.map_err(Error::file("remove", path)),
-    }
-}
-
-/// Detaches the mount at a directory even if it is in use (`MNT_DETACH`): the file system is
-/// released once nothing uses it any more.
-///
-/// # Errors
-/// If it is not allowed, or nothing is mounted there.
-pub fn unmount_lazily(directory: &Path) -> io::Result<()> {
-    Ok(mount::unmount(directory, UnmountFlags::DETACH)?)
-}
-
-/// Random key from the kernel, unpredictable to peers.
-#[must_use]
-pub fn random_key() -> [u8; 16] {
-    let mut key = [0; 16];
-    let filled = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty());
-    // The kernel returns up to 256 bytes whole once its pool is initialised, as it is by now.
-    debug_assert_eq!(filled.ok(), Some(key.len()));
-    key
-}
