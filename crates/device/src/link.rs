@@ -6,6 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_sys::error::Result;
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, LinkStatus};
 
+/// Length of an Ethernet header with two VLAN tags.
+pub(crate) const LINK_BYTES: u32 = 22;
+
 /// Maximum number of shut queues that are told of: as many as a device has.
 #[cfg(feature = "vhost-user")]
 const SHUT_MAX: usize = 128;

@@ -28,7 +28,7 @@ pub struct Device {
     pub name: String,
     /// Backend.
     pub via: Via,
-    /// Sources that an engine polls, one per queue.
+    /// Sources that an engine polls, one per queue; over `AF_XDP` another one if fragments are taken.
     pub sources: Vec<Box<dyn Source>>,
     /// Counters of the kernel or of the user-space driver, per queue.
     pub counts: Vec<Arc<KernelCounts>>,
@@ -162,13 +162,20 @@ impl Device {
         privilege::for_af_xdp(&config.name, config.take != RxFilter::All)?;
         let (device, sources) = XdpDevice::open(&interface, config, Opened::Both)?;
         let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
-        Ok(Self {
+        let mut opened = Self {
             counts,
             facts: device.facts().clone(),
             way_out: Some(WayOut::Xdp(device)),
             takes_all: config.take == RxFilter::All,
             ..Self::with(config, sources)
-        })
+        };
+        // The program cannot know whose port a later fragment is for.
+        if let Some(take) = config.take.fragments_alone() {
+            let source = af_packet::open_beside(&interface, take, config.verify)?;
+            opened.counts.push(Arc::clone(source.counts()));
+            opened.sources.push(Box::new(source));
+        }
+        Ok(opened)
     }
 
     fn open_af_packet(config: &DeviceConfig) -> Result<Self> {

@@ -100,7 +100,7 @@ fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<Chunk
     let burst = 2 * u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
     let mut classes = Vec::new();
     let mut add = |chunk_bytes, chunks| classes.push(ChunkClass { chunk_bytes, chunks });
-    let mut packets = packets;
+    let mut packets = packets.min(needs.packets_max.unwrap_or(u32::MAX));
     if head_frames > 0 {
         let heads = packets.saturating_add(burst).saturating_add(head_frames);
         add(HEAD_CHUNK_BYTES, heads.div_ceil(HEADS_STEP).saturating_mul(HEADS_STEP));
@@ -194,6 +194,15 @@ mod tests {
             let classes = classes(largest_bytes);
             assert!(classes.iter().all(|(bytes, _)| bytes.is_multiple_of(classes[0].0)));
         }
+    }
+
+    #[test]
+    fn source_of_few_packets_takes_little() {
+        let needs =
+            FrameNeeds { largest_bytes: 1514, packets_max: Some(100), ..FrameNeeds::default() };
+        let small = ChunkClass { chunk_bytes: 2048, chunks: 100 + 128 };
+        assert_eq!(chunk_classes(3200, 2048, needs), [small]);
+        assert_eq!(chunk_classes(50, 2048, needs), [ChunkClass { chunks: 50 + 128, ..small }]);
     }
 
     #[test]

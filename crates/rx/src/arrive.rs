@@ -77,15 +77,24 @@ pub struct FrameNeeds {
     pub head_frames: u32,
     /// Length of the largest frame, in bytes.
     pub largest_bytes: u32,
+    /// Number of packets on the path at once for which there is memory; the source waits beyond.
+    /// `None`: as many as the path may hold.
+    pub packets_max: Option<u32>,
     /// True if partial checksums may arrive unmarked, as by `AF_XDP` on a veth from a local socket.
     /// The intake completes them.
     pub may_be_partial: bool,
 }
 
 impl Default for FrameNeeds {
-    /// Default needs: no own frames, any length, complete checksums.
+    /// Default needs: no own frames, any length, as many as the path may hold, complete checksums.
     fn default() -> Self {
-        Self { device_frames: 0, head_frames: 0, largest_bytes: u32::MAX, may_be_partial: false }
+        Self {
+            device_frames: 0,
+            head_frames: 0,
+            largest_bytes: u32::MAX,
+            packets_max: None,
+            may_be_partial: false,
+        }
     }
 }
 

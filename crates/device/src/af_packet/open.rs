@@ -10,6 +10,7 @@ use forebay_sys::socket_filter::{self, FilterInstruction};
 
 use super::PacketSource;
 use super::source::OpenRing;
+use crate::link::LINK_BYTES;
 use crate::rx_filter::{self, RxFilter};
 
 /// Options of an interface.
@@ -47,6 +48,11 @@ const BLOCK_BYTES: u32 = 128 << 10;
 /// empty, so the polling CPU may pause for 256 ms, or for 256 frames of 64 KiB. The block size does
 /// not change the rate: at 2.7 Mpps of 60 bytes no frame was lost.
 const BLOCKS: u32 = 256;
+/// Number of blocks of a ring that gets fragments alone: 4 MiB, 2048 frames of an MTU of 1500.
+const BLOCKS_BESIDE: u32 = 32;
+/// Number of such frames on the path at once: three times those that reassembly keeps of one version
+/// of IP.
+const PACKETS_BESIDE: u32 = 6144;
 /// Block time-out (`tp_retire_blk_tov`), the least possible. A lone frame waits about that long:
 /// 0.8 ms at the median.
 const RETIRE_MS: u32 = 1;
@@ -68,7 +74,7 @@ pub fn open(interface: &Interface, options: &PacketOptions) -> Result<Vec<Packet
     let queues = 0..options.queues.max(1);
     queues
         .map(|_| {
-            let ring = open_ring(interface, options)?;
+            let ring = open_ring(interface, options, BLOCKS)?;
             let socket = ring.socket();
             let link = link_of(interface, socket)?;
             if options.queues > 1 {
@@ -81,8 +87,28 @@ pub fn open(interface: &Interface, options: &PacketOptions) -> Result<Vec<Packet
         .collect()
 }
 
+/// Opens the source of copies of fragments, beside other sources of an interface, to which nothing
+/// else comes by `take`.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_beside(interface: &Interface, take: RxFilter, verify: Verify) -> Result<PacketSource> {
+    let options = PacketOptions {
+        queues: 1,
+        take,
+        promiscuous: false,
+        device_hash: false,
+        verify,
+        ring: PacketRing::Frames,
+    };
+    let ring = open_ring(interface, &options, BLOCKS_BESIDE)?;
+    let link = link_of(interface, ring.socket())?;
+    let source = PacketSource::new(ring, interface, link, &options);
+    Ok(source.limited(interface.mtu.saturating_add(LINK_BYTES), PACKETS_BESIDE))
+}
+
 /// Opens a bound ring whose socket takes nothing until a filter is attached.
-fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<OpenRing> {
+fn open_ring(interface: &Interface, options: &PacketOptions, blocks: u32) -> Result<OpenRing> {
     let named = |what| refused(interface, what);
     let socket = PacketSocket::open().map_err(named("open a packet socket on it"))?;
     socket.use_vnet_headers().map_err(named("have it tell of offloads (PACKET_VNET_HDR)"))?;
@@ -91,13 +117,13 @@ fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<OpenRing>
     let ring = match options.ring {
         PacketRing::Frames if !options.device_hash => {
             let slot_bytes = slot_bytes(interface.mtu);
-            let layout = FrameRingLayout { block_bytes: BLOCK_BYTES, blocks: BLOCKS, slot_bytes };
+            let layout = FrameRingLayout { block_bytes: BLOCK_BYTES, blocks, slot_bytes };
             FrameRing::new(socket, layout, WHOLE_BYTES).map(OpenRing::slots)
         }
         PacketRing::Frames | PacketRing::Blocks => {
             let layout = BlockRingLayout {
                 block_bytes: BLOCK_BYTES,
-                blocks: BLOCKS,
+                blocks,
                 retire_ms: RETIRE_MS,
                 hashes: options.device_hash,
             };

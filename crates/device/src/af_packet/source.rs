@@ -20,10 +20,11 @@ use super::PacketOptions;
 use super::block::{BlockCursor, InvalidBlock, RingFrame, TAG_BYTES};
 use super::open::{attach_filter, refused};
 use super::slots::Slots;
+use crate::link::LINK_BYTES;
 use crate::{KernelCounts, rx_filter};
 
 /// Length of the largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
-pub(super) const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
+pub(super) const LARGEST_BYTES: u32 = LINK_BYTES + 65_535;
 
 /// Interval between reads of the socket's error and statistics while the ring is empty and polled,
 /// or frames have arrived since the last one.
@@ -63,6 +64,7 @@ pub struct PacketSource {
     /// Link type of the interface's frames.
     link: Link,
     options: PacketOptions,
+    needs: FrameNeeds,
     numbering: Numbering,
     /// Number of frames taken out of the ring.
     taken: u64,
@@ -177,6 +179,7 @@ impl PacketSource {
             interface: interface.clone(),
             link,
             options: options.clone(),
+            needs: FrameNeeds { largest_bytes: LARGEST_BYTES, ..FrameNeeds::default() },
             numbering: Numbering::of_queue(RxQueue(0), 1),
             taken: 0,
             put: 0,
@@ -188,6 +191,12 @@ impl PacketSource {
             ending: None,
             counts: KernelCounts::new(&COUNTS),
         }
+    }
+
+    /// Limits the packet memory to `packets_max` frames of at most `largest_bytes`.
+    pub(super) fn limited(mut self, largest_bytes: u32, packets_max: u32) -> Self {
+        self.needs = FrameNeeds { largest_bytes, packets_max: Some(packets_max), ..self.needs };
+        self
     }
 
     /// Returns the link type of the interface's frames.
@@ -325,7 +334,7 @@ impl PacketSource {
 
 impl Source for PacketSource {
     fn needs(&self) -> FrameNeeds {
-        FrameNeeds { device_frames: 0, largest_bytes: LARGEST_BYTES, ..FrameNeeds::default() }
+        self.needs
     }
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {

@@ -9,15 +9,13 @@ use forebay_sys::interface::Interface;
 use super::source::XdpQueueConfig;
 use super::{AttachOptions, Attached, XdpSource};
 use crate::config::{DeviceConfig, XdpMode};
+use crate::link::LINK_BYTES;
 use crate::stats::Facts;
 use crate::tx_queue::{TxQueue, TxQueueSink};
 
 /// Largest MTU whose frames fit one buffer: the limit of veth for a program without multi-buffer
 /// support, and of a page.
 pub(super) const WHOLE_MTU_MAX: u32 = 3400;
-
-/// Length of an Ethernet header with two VLAN tags.
-pub(super) const LINK_BYTES: u32 = 22;
 
 /// Length of the largest frame of a device with that MTU.
 pub(super) fn largest_frame_bytes(mtu: u32) -> u32 {

@@ -328,6 +328,7 @@ impl Source for XdpSource {
             device_frames: fill + sent,
             largest_bytes: self.largest_bytes,
             may_be_partial: self.may_be_partial,
+            ..FrameNeeds::default()
         }
     }
 

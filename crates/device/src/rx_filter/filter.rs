@@ -6,7 +6,9 @@ use forebay_rx::parse::extension::FRAGMENT;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 use forebay_sys::socket_filter::FilterInstruction;
 
-use super::{FilterDestinations, FilterProtocol, MAX_EXTENSION_HEADERS, RxFilter, wire};
+use super::{
+    FilterDestinations, FilterProtocol, MAX_EXTENSION_HEADERS, RxFilter, TakenFragments, wire,
+};
 
 /// Builds the filter for a socket whose packets begin with `link`.
 ///
@@ -16,10 +18,11 @@ pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
     let RxFilter::Only(destinations) = take else { return vec![WHOLE] };
     let mut filter = FilterAssembler::default();
     link_header(&mut filter, link);
+    let has_fragments = destinations.fragments() != TakenFragments::None;
     filter.place(FilterLabel::Ipv4);
-    ipv4(&mut filter, destinations.has_fragments());
+    ipv4(&mut filter, has_fragments);
     filter.place(FilterLabel::Ipv6);
-    ipv6(&mut filter, destinations.has_fragments());
+    ipv6(&mut filter, has_fragments);
     filter.end_with(NONE, FilterLabel::OtherPacket, FilterLabel::OtherPort);
     filter.place(FilterLabel::Transport);
     transport(&mut filter, destinations);
@@ -227,6 +230,10 @@ fn ipv6(filter: &mut FilterAssembler, has_fragments: bool) {
 
 /// Compares the port with each range of its protocol, in rising order.
 fn transport(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
+    if destinations.fragments() == TakenFragments::Alone {
+        filter.jump(FilterLabel::OtherPort);
+        return fragment(filter, destinations);
+    }
     filter.run(LOAD_MEMORY, PROTOCOL);
     for protocol in FilterProtocol::ALL {
         filter.jump_if(IF_EQUAL, protocol.number().into(), FilterLabel::Ports(protocol.number()));
@@ -236,7 +243,7 @@ fn transport(filter: &mut FilterAssembler, destinations: &FilterDestinations) {
         filter.jump_if(IF_EQUAL, wire::ICMPV6.into(), FilterLabel::Icmpv6);
     }
     filter.jump(FilterLabel::OtherPort);
-    if destinations.has_fragments() {
+    if destinations.fragments() == TakenFragments::All {
         fragment(filter, destinations);
     }
     filter.place(FilterLabel::Icmp);

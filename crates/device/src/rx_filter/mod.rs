@@ -65,14 +65,26 @@ pub enum RxFilter {
 pub struct FilterDestinations {
     tcp: Vec<RangeInclusive<u16>>,
     udp: Vec<RangeInclusive<u16>>,
-    has_fragments: bool,
+    fragments: TakenFragments,
+}
+
+/// Fragments that are taken, to all ports of the protocols.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TakenFragments {
+    /// None.
+    #[default]
+    None,
+    /// All, besides unfragmented packets to the ports.
+    All,
+    /// All, and nothing else.
+    Alone,
 }
 
 impl FilterDestinations {
-    /// True if fragments of the protocols are taken, too, to all ports.
+    /// Fragments that are taken.
     #[must_use]
-    pub fn has_fragments(&self) -> bool {
-        self.has_fragments
+    pub fn fragments(&self) -> TakenFragments {
+        self.fragments
     }
 
     /// Returns the ports taken of a protocol.
@@ -116,13 +128,26 @@ impl FilterProtocol {
 }
 
 impl RxFilter {
-    /// Adds fragments of the protocols, to all ports. For packet sockets, which get copies: the
-    /// XDP program, which takes packets away from the kernel, leaves fragments there.
+    /// Adds fragments of the protocols, to all ports. They come by packet sockets, which get copies:
+    /// the XDP program, which takes packets away from the kernel, leaves fragments there.
     #[must_use]
     pub fn with_fragments(self) -> Self {
+        self.taking(TakenFragments::All)
+    }
+
+    /// Fragments [alone](TakenFragments::Alone), for a packet socket beside an XDP program; `None` if they are not taken, or
+    /// the program takes them with all frames.
+    #[must_use]
+    pub fn fragments_alone(&self) -> Option<Self> {
+        let Self::Only(only) = self else { return None };
+        let are_taken = only.fragments != TakenFragments::None;
+        are_taken.then(|| self.clone().taking(TakenFragments::Alone))
+    }
+
+    fn taking(self, fragments: TakenFragments) -> Self {
         match self {
             Self::All => Self::All,
-            Self::Only(only) => Self::Only(FilterDestinations { has_fragments: true, ..only }),
+            Self::Only(only) => Self::Only(FilterDestinations { fragments, ..only }),
         }
     }
 
@@ -130,12 +155,18 @@ impl RxFilter {
     #[must_use]
     pub fn takes(&self, frame: &[u8], link: Link) -> bool {
         let Self::Only(only) = self else { return true };
+        let is_to_port = || {
+            local_port(frame, link).is_some_and(|(protocol, port)| self.takes_port(protocol, port))
+        };
         let is_fragment = || {
-            let protocol = only.has_fragments.then(|| fragment_protocol(frame, link)).flatten();
+            let protocol = fragment_protocol(frame, link);
             protocol.is_some_and(|protocol| self.takes_protocol(protocol))
         };
-        local_port(frame, link).is_some_and(|(protocol, port)| self.takes_port(protocol, port))
-            || is_fragment()
+        match only.fragments {
+            TakenFragments::None => is_to_port(),
+            TakenFragments::All => is_to_port() || is_fragment(),
+            TakenFragments::Alone => is_fragment(),
+        }
     }
 
     /// True if packets of a protocol are taken, to any port.

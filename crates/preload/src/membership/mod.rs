@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{mem, process, thread};
 
-use forebay::Device;
+use forebay::{Device, Via};
 use forebay_device::rx_filter::{BUCKETS, FlowShare, nothing};
 use forebay_stack::tcp::{Flow, PassedConnection};
 use forebay_sys::hidden::Hidden;
@@ -103,9 +103,10 @@ struct State {
 }
 
 impl Rings {
-    /// Sockets of the devices.
+    /// Packet sockets whose filters divide what arrives between processes: none over `AF_XDP`.
     pub(crate) fn of(devices: &[Device]) -> io::Result<Self> {
-        let sources = devices.iter().flat_map(|device| &device.sources);
+        let devices = devices.iter().filter(|device| device.via == Via::AfPacket);
+        let sources = devices.flat_map(|device| &device.sources);
         let sockets = sources.filter_map(|source| source.descriptor());
         Ok(Self(sockets.map(Hidden::duplicate).collect::<Result<_, _>>()?))
     }

@@ -184,7 +184,11 @@ fn flows(hosts: &Hosts) -> Vec<UdpSocket> {
 
 /// Runs the program of servers, which `orders` directs.
 fn direct(hosts: &Hosts, program: &str, orders: impl FnOnce(&mut Servers<'_>)) {
-    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+    direct_over("af_packet", hosts, program, orders);
+}
+
+fn direct_over(via: &str, hosts: &Hosts, program: &str, orders: impl FnOnce(&mut Servers<'_>)) {
+    let config = &format!("via={via} take=udp:7 spin=auto dev=exa");
     let mut command = Command::new("python3");
     let command = preloaded(command.args(["-c", program]), config);
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -229,6 +233,10 @@ while True:
 
 /// Fragments to ports that are not taken come, too, but the kernel's sockets have them, and the kernel refuses them.
 pub(crate) fn fragments_are_joined() {
+    ["af_packet", "af_xdp"].into_iter().for_each(join_fragments_over);
+}
+
+fn join_fragments_over(via: &str) {
     let hosts = Hosts::new();
     let kernels = hosts.near.run(|| UdpSocket::bind("10.9.0.1:8").unwrap());
     let far = hosts.far.run(|| UdpSocket::bind("10.9.0.2:9").unwrap());
@@ -236,7 +244,7 @@ pub(crate) fn fragments_are_joined() {
         socket.set_read_timeout(Some(AGAIN)).unwrap();
     }
     let send = |to| far.send_to(&IN_FRAGMENTS, to).unwrap();
-    direct(&hosts, LENGTHS, |_| {
+    direct_over(via, &hosts, LENGTHS, |_| {
         let mut data = [0; 5000];
         let ask = || {
             let mut answer = [0; 8];

@@ -246,16 +246,20 @@ print(sum(len(part) for part in iter(lambda: connection.recv(1 << 20), b'')))
 
 /// A peer that does not discover the MTU of its path: a router divides its segments.
 pub(crate) fn fragments_are_joined() {
-    let (hosts, beyond) = (Hosts::new(), Namespace::new());
-    route(&hosts, &beyond);
-    hosts.far.command("ip link set exb mtu 1300");
-    let knob = "/proc/sys/net/ipv4/ip_no_pmtu_disc";
-    beyond.run(|| std::fs::write(knob, "1").unwrap());
-    thread::scope(|scope| {
-        scope.spawn(|| beyond.run(|| connected().write_all(&[7; 300_000]).unwrap()));
-        let lines = hosts.lines(Command::new("python3").args(["-c", READS]), Some(CONFIG));
-        assert_eq!(lines, ["300000"]);
-    });
+    for via in ["af_packet", "af_xdp"] {
+        let (hosts, beyond) = (Hosts::new(), Namespace::new());
+        route(&hosts, &beyond);
+        hosts.far.command("ip link set exb mtu 1300");
+        let knob = "/proc/sys/net/ipv4/ip_no_pmtu_disc";
+        beyond.run(|| std::fs::write(knob, "1").unwrap());
+        let config = CONFIG.replace("af_packet", via);
+        thread::scope(|scope| {
+            scope.spawn(|| beyond.run(|| connected().write_all(&[7; 300_000]).unwrap()));
+            let program = &mut Command::new("python3");
+            let lines = hosts.lines(program.args(["-c", READS]), Some(&config));
+            assert_eq!(lines, ["300000"], "{via}");
+        });
+    }
 }
 
 /// Answers when all has come by a connection.

@@ -142,7 +142,11 @@ fn scattered(map: &XskMap) -> Result<(), Failed> {
 
 fn socket_filter() -> Result<(), Failed> {
     let answers = Answers::default();
-    for take in lists().into_iter().flat_map(|take| [take.clone(), take.with_fragments()]) {
+    let in_all_ways = |take: RxFilter| {
+        let whole = take.clone().with_fragments();
+        [Some(take), whole.fragments_alone(), Some(whole)].into_iter().flatten()
+    };
+    for take in lists().into_iter().flat_map(in_all_ways) {
         for link in [Link::Ethernet, Link::Ip] {
             let (near, far) = UnixDatagram::pair()?;
             far.set_nonblocking(true)?;
