@@ -1,6 +1,6 @@
 //! Evenness of the load on CPUs in the course of a run, computed from the flows' shares of the traffic, without chance.
 
-use forebay_rx::steer::REST_NS;
+use forebay_rx::steer::{BALANCE_LOAD_MIN_NS, REST_NS};
 use forebay_rx::{CpuId, RxQueue};
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::costs::{INTAKE_NS, SERVICE_NS};
 use crate::laws::{Law, Laws};
 use crate::machine::SimMachine;
 use crate::shift::PHASES;
-use crate::traffic::{FlowId, Traffic};
+use crate::traffic::{BILLION, FlowId, Traffic};
 use crate::virtual_cpu::CpuPace;
 
 /// Time between two looks.
@@ -20,11 +20,12 @@ const EVEN_PERCENT: u64 = 110;
 /// Result of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Balanced {
-    /// Load of the busiest CPU at the end of the worst phase, in percent of the mean.
+    /// Load of the busiest CPU at the end of the worst phase, in percent of the mean. Phases that end with all CPUs mostly
+    /// idle do not count: nothing is balanced then (RPS-B3).
     pub busiest_percent: u64,
     /// Lowest possible load of the busiest CPU then, set by the heaviest flow or by polling.
     pub possible_percent: u64,
-    /// Longest time during which the busiest CPU had more than 110 % of what was possible.
+    /// Longest time during which the busiest CPU had more than 110 % of what was possible, and was not mostly idle.
     pub uneven_ns: u64,
     /// CPUs that packets went to at the end of each phase. `None` for a phase that was never looked at.
     pub cpus: [Option<usize>; 4],
@@ -66,6 +67,8 @@ struct Look {
     busiest_percent: u64,
     possible_percent: u64,
     beside_heavy_percent: u64,
+    /// True if no CPU has work for [`BALANCE_LOAD_MIN_NS`] a second.
+    is_idle: bool,
 }
 
 impl Balanced {
@@ -139,8 +142,10 @@ impl Evenness {
             busiest_percent: of_mean(busiest),
             possible_percent: of_mean(most_polls.max(*heaviest)).max(100),
             beside_heavy_percent: if is_heavy { beside * 100 / heaviest } else { 0 },
+            is_idle: work_ns(busiest, traffic) < BALANCE_LOAD_MIN_NS.into(),
         };
-        if self.last.busiest_percent * 100 <= self.last.possible_percent * EVEN_PERCENT {
+        let is_even = self.last.busiest_percent * 100 <= self.last.possible_percent * EVEN_PERCENT;
+        if is_even || self.last.is_idle {
             self.even_at_ns = now_ns;
         }
         self.balanced.uneven_ns = self.balanced.uneven_ns.max(now_ns - self.even_at_ns);
@@ -204,15 +209,20 @@ impl Evenness {
 
     fn end_phase(&mut self) {
         let (last, worst) = (self.last, &mut self.balanced);
-        if last.busiest_percent * worst.possible_percent.max(1)
-            >= worst.busiest_percent * last.possible_percent
-        {
+        let is_worst = last.busiest_percent * worst.possible_percent.max(1)
+            >= worst.busiest_percent * last.possible_percent;
+        if is_worst && !last.is_idle {
             worst.busiest_percent = last.busiest_percent;
             worst.possible_percent = last.possible_percent;
         }
         let beside = &mut worst.beside_heavy_percent;
         *beside = last.beside_heavy_percent.max(*beside);
     }
+}
+
+/// Work of a CPU in ns a second. `load` is the sum of its flows' shares, in billionths, times what a packet costs there.
+fn work_ns(load: u64, traffic: &Traffic) -> u128 {
+    u128::from(load) * u128::from(traffic.work_ns()) / u128::from(BILLION * SERVICE_NS)
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ const NO_IP: [u8; 2] = [0x88, 0xb5];
 const DEVICE_RING: usize = 1_024;
 
 /// Parts that the load is counted in.
-const BILLION: u64 = 1_000_000_000;
+pub(crate) const BILLION: u64 = 1_000_000_000;
 
 /// Number of equal low hash bits in a pair of flows that share an entry of the socket-flow table.
 const SOCK_SLOT_BITS: u32 = 15;
@@ -295,6 +295,11 @@ impl Traffic {
         let TrafficPlan { load_percent, elephant_percent, shift, .. } = self.plan;
         let heavy_mille = elephant_percent * 1_000 / load_percent.max(1);
         shift.load_ppm(self.came(), self.packets, heavy_mille.min(1_000), load_percent)
+    }
+
+    /// Work of delivering the packets that come at present, in ns a second.
+    pub(crate) fn work_ns(&self) -> u64 {
+        self.plan.load_percent * self.load_ppm() * (BILLION / PPM / 100)
     }
 
     fn came(&self) -> u64 {

@@ -95,6 +95,16 @@ fn rps_b1_shifting_load_is_balanced() {
     insta::assert_snapshot!("balance", tables);
 }
 
+/// Two CPUs with light load: while neither has work for a quarter of its time, nothing is balanced, and that is no unevenness.
+#[test]
+fn rps_b3_idle_cpus_are_not_uneven() {
+    let overrides = Overrides { cpus: Some(2), ..Overrides::default() };
+    let balanced = run(Rules::Forebay, Situation::Aimed, 8, overrides).balanced.unwrap();
+    assert!(balanced.uneven_ns < 1_000_000_000, "{balanced:?}");
+    let ranges = run(Rules::Ranges, Situation::Aimed, 8, overrides).balanced.unwrap();
+    assert!(ranges.uneven_ns > 1_000_000_000, "{ranges:?}");
+}
+
 /// Checks that a light load stays on one CPU, that a burst gets all within two windows and the time
 /// until the simulator looks again, and that a moderate load gets as many as it needs.
 #[test]
