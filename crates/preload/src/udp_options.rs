@@ -170,12 +170,13 @@ impl Settings {
         if let Ok(ttl) = u8::try_from(value(ttl)) {
             let _ = udp.set_ttl(ttl); // 0 only of IPv6, where it is valid
         }
-        let to_groups = match is_ipv6 {
-            true => SocketOption::of_ipv6(libc::IPV6_MULTICAST_HOPS),
-            false => SocketOption::of_ipv4(libc::IP_MULTICAST_TTL),
-        };
-        if let Ok(ttl) = u8::try_from(value(to_groups)) {
-            let _ = udp.set_multicast_ttl(ttl); // the kernel's socket has taken it
+        if let Ok(ttl) = u8::try_from(value(SocketOption::of_ipv4(libc::IP_MULTICAST_TTL))) {
+            let _ = udp.set_multicast_ttl_v4(ttl); // the kernel's socket has taken it
+        }
+        if let Ok(ttl) = u8::try_from(value(SocketOption::of_ipv6(libc::IPV6_MULTICAST_HOPS)))
+            && is_ipv6
+        {
+            udp.set_multicast_ttl_v6(ttl);
         }
         udp.set_traffic_class(u8::try_from(value(class)).unwrap_or_default());
         let over_v4 = value(SocketOption::of_ipv4(libc::IP_MTU_DISCOVER));

@@ -132,12 +132,13 @@ impl Udp {
     ) -> Transmit<'a> {
         let is_mapped = self.is_ipv6 && to.ip().to_canonical().is_ipv4();
         let of_v4 = settings.v4_marks.filter(|_| is_mapped);
+        let is_group = to.ip().to_canonical().is_multicast();
         Transmit {
             source: control.source,
             device: control.device,
             // Options of an IPv6 socket for IPv4 are others than for IPv6.
             traffic_class: control.traffic_class.or(of_v4.map(|(class, _)| class)),
-            ttl: control.ttl.or(of_v4.map(|(_, ttl)| ttl)),
+            ttl: control.ttl.or(of_v4.filter(|_| !is_group).map(|(_, ttl)| ttl)),
             gso_size: control.gso_size.unwrap_or(settings.gso_size),
             ..Transmit::new(payload, to)
         }
