@@ -23,12 +23,24 @@ pub(crate) const RECVERR: [SocketOption; 2] =
     [SocketOption::of_ipv4(libc::IP_RECVERR), SocketOption::of_ipv6(libc::IPV6_RECVERR)];
 
 /// Options that the kernel's socket at the same port has, too.
-pub(crate) const OF_RESERVED: [SocketOption; 5] = [
+pub(crate) const OF_RESERVED: [SocketOption; 16] = [
     RECVERR[0],
     RECVERR[1],
     SocketOption::of_socket(libc::SO_BROADCAST),
     SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
+    SocketOption::of_ipv6(libc::IPV6_DONTFRAG),
+    // Of the control messages that come with an ICMP error.
+    SocketOption::of_socket(libc::SO_TIMESTAMP),
+    SocketOption::of_socket(libc::SO_TIMESTAMPNS),
+    SocketOption::of_ipv4(libc::IP_PKTINFO),
+    SocketOption::of_ipv4(libc::IP_RECVTTL),
+    SocketOption::of_ipv4(libc::IP_RECVTOS),
+    SocketOption::of_ipv4(libc::IP_RECVORIGDSTADDR),
+    SocketOption::of_ipv6(libc::IPV6_RECVPKTINFO),
+    SocketOption::of_ipv6(libc::IPV6_RECVHOPLIMIT),
+    SocketOption::of_ipv6(libc::IPV6_RECVTCLASS),
+    SocketOption::of_ipv6(libc::IPV6_RECVORIGDSTADDR),
 ];
 
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
