@@ -317,7 +317,8 @@ impl SendControl {
             (libc::SOL_UDP | libc::SOL_SOCKET, _) => return Err(Errno::INVAL),
             (libc::IPPROTO_IP, libc::IP_PKTINFO) if to_v4 && data.len() == 12 => {
                 self.device = device(word(data, 0).map(u32::from_ne_bytes)?)?;
-                self.source = specified(Ipv4Addr::from(word::<4>(data, 4)?).into());
+                // Also none, for which the route has one.
+                self.source = Some(Ipv4Addr::from(word::<4>(data, 4)?).into());
             }
             (libc::IPPROTO_IP, libc::IP_TTL) if to_v4 => {
                 self.ttl = Some(octet(data)?).filter(|ttl| *ttl > 0);
@@ -336,7 +337,7 @@ impl SendControl {
                 if to_v4 && (data.len() != 20 || ip.to_ipv4_mapped().is_none()) {
                     return Err(Errno::INVAL);
                 }
-                self.source = specified(ip.to_canonical());
+                self.source = (to_v4 || !ip.is_unspecified()).then(|| ip.to_canonical());
                 self.device = device(index)?;
             }
             (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !to_v4 => {
@@ -365,10 +366,6 @@ fn octet(data: &[u8]) -> Result<u8, Errno> {
 /// Value of an octet. -1 stands for the socket's value.
 fn octet_or_default(data: &[u8]) -> Result<Option<u8>, Errno> {
     if data == (-1i32).to_ne_bytes() { Ok(None) } else { octet(data).map(Some) }
-}
-
-fn specified(ip: IpAddr) -> Option<IpAddr> {
-    (!ip.is_unspecified()).then_some(ip)
 }
 
 #[cfg(test)]

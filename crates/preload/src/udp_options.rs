@@ -23,12 +23,24 @@ pub(crate) const RECVERR: [SocketOption; 2] =
     [SocketOption::of_ipv4(libc::IP_RECVERR), SocketOption::of_ipv6(libc::IPV6_RECVERR)];
 
 /// Options that the kernel's socket at the same port has, too.
-pub(crate) const OF_RESERVED: [SocketOption; 5] = [
+pub(crate) const OF_RESERVED: [SocketOption; 16] = [
     RECVERR[0],
     RECVERR[1],
     SocketOption::of_socket(libc::SO_BROADCAST),
     SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
+    SocketOption::of_ipv6(libc::IPV6_DONTFRAG),
+    // Of the control messages that come with an ICMP error.
+    SocketOption::of_socket(libc::SO_TIMESTAMP),
+    SocketOption::of_socket(libc::SO_TIMESTAMPNS),
+    SocketOption::of_ipv4(libc::IP_PKTINFO),
+    SocketOption::of_ipv4(libc::IP_RECVTTL),
+    SocketOption::of_ipv4(libc::IP_RECVTOS),
+    SocketOption::of_ipv4(libc::IP_RECVORIGDSTADDR),
+    SocketOption::of_ipv6(libc::IPV6_RECVPKTINFO),
+    SocketOption::of_ipv6(libc::IPV6_RECVHOPLIMIT),
+    SocketOption::of_ipv6(libc::IPV6_RECVTCLASS),
+    SocketOption::of_ipv6(libc::IPV6_RECVORIGDSTADDR),
 ];
 
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
@@ -170,12 +182,13 @@ impl Settings {
         if let Ok(ttl) = u8::try_from(value(ttl)) {
             let _ = udp.set_ttl(ttl); // 0 only of IPv6, where it is valid
         }
-        let to_groups = match is_ipv6 {
-            true => SocketOption::of_ipv6(libc::IPV6_MULTICAST_HOPS),
-            false => SocketOption::of_ipv4(libc::IP_MULTICAST_TTL),
-        };
-        if let Ok(ttl) = u8::try_from(value(to_groups)) {
-            let _ = udp.set_multicast_ttl(ttl); // the kernel's socket has taken it
+        if let Ok(ttl) = u8::try_from(value(SocketOption::of_ipv4(libc::IP_MULTICAST_TTL))) {
+            let _ = udp.set_multicast_ttl_v4(ttl); // the kernel's socket has taken it
+        }
+        if let Ok(ttl) = u8::try_from(value(SocketOption::of_ipv6(libc::IPV6_MULTICAST_HOPS)))
+            && is_ipv6
+        {
+            udp.set_multicast_ttl_v6(ttl);
         }
         udp.set_traffic_class(u8::try_from(value(class)).unwrap_or_default());
         let over_v4 = value(SocketOption::of_ipv4(libc::IP_MTU_DISCOVER));

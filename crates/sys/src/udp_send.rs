@@ -1,8 +1,8 @@
 //! Datagrams that the kernel sends, with control data of their own.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo};
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
@@ -27,7 +27,7 @@ pub struct SendControl {
 /// # Errors
 /// Errors of `sendmsg`.
 pub fn send(
-    socket: &UdpSocket,
+    socket: BorrowedFd<'_>,
     payload: &[u8],
     to: SocketAddr,
     control: &SendControl,

@@ -33,6 +33,8 @@ pub(super) struct Endpoint {
     bound: SocketAddr,
     /// True if it is for IPv6 alone.
     is_v6_only: bool,
+    /// True if packets to the address that it was bound to are for many, or that is none.
+    is_bound_to_many: bool,
     peer: Mutex<Option<Peer>>,
     is_connected: AtomicBool,
     pub(super) queue: Arc<SocketQueue>,
@@ -70,6 +72,7 @@ impl Endpoint {
     ) -> Self {
         let BoundEntry { id, local, consumer, home, is_followed, is_v6_only } = bound;
         Self {
+            is_bound_to_many: shared.is_to_many(plain(local).ip()),
             shared,
             id,
             bound: local,
@@ -120,6 +123,13 @@ impl Endpoint {
         if is_chosen && to.is_ipv4() && plain(local).is_ipv6() { self.bound } else { local }
     }
 
+    /// True for an own address that its datagrams may have as their source: a group or a broadcast address that it was bound
+    /// to is none (`inet_bind`).
+    pub(super) fn is_source(&self, own: SocketAddr) -> bool {
+        let is_for_many = self.is_bound_to_many && own.ip() == self.bound.ip();
+        !(is_for_many || plain(own).ip().is_unspecified())
+    }
+
     /// Peer that the socket is connected to.
     pub(super) fn remote(&self) -> Option<SocketAddr> {
         self.is_connected.load(Ordering::Acquire).then(|| *self.peer())?.map(|peer| peer.remote)
@@ -137,6 +147,8 @@ impl Endpoint {
         let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
         let route = self.find_route(&routes, None, named, to)?;
         let (device, own) = route.ok_or(Errno::NETUNREACH)?;
+        let chosen = self.group_source(remote.ip());
+        let own = chosen.or(own);
         // An IPv4 source has no way to IPv6 (`ip6_dst_lookup_tail`).
         if plain(local).is_ipv4() && remote.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
@@ -150,7 +162,8 @@ impl Endpoint {
         if plain(local).ip().is_unspecified()
             && let Some(own) = own
         {
-            let own = routes.kernels_source(device, remote.ip()).unwrap_or(own);
+            let of_kernel = || routes.kernels_source(device, remote.ip());
+            let own = chosen.or_else(of_kernel).unwrap_or(own);
             let scope_id = routes.scope_on(device);
             local = self.shown(scoped(SocketAddr::new(own, local.port()), scope_id));
         }

@@ -13,7 +13,8 @@ pub struct Transmit<'a> {
     pub payload: &'a [u8],
     /// Destination.
     pub destination: SocketAddr,
-    /// Source address, one of this host's addresses (`ipi_spec_dst` of `IP_PKTINFO`, `ipi6_addr`).
+    /// Source address, one of this host's addresses (`ipi_spec_dst` of `IP_PKTINFO`, `ipi6_addr`). The unspecified one of
+    /// IPv4 stands for that of the route, also if the socket is bound to another.
     pub source: Option<IpAddr>,
     /// Outgoing device (`ipi_ifindex`).
     pub device: Option<DeviceIndex>,

@@ -1,7 +1,8 @@
 //! Socket options, which any thread may change at any time.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::message::DeviceIndex;
@@ -37,9 +38,21 @@ pub(super) struct Options {
     pub(super) ignores_path_v6: AtomicBool,
     /// True if datagrams to broadcast addresses are sent.
     pub(super) may_broadcast: AtomicBool,
-    pub(super) multicast_ttl: AtomicU8,
-    pub(super) multicast_loop: AtomicBool,
-    multicast_device: AtomicU16,
+    /// For datagrams to groups of IPv4.
+    pub(super) groups_v4: GroupOptions,
+    /// For those of IPv6.
+    pub(super) groups_v6: GroupOptions,
+}
+
+/// Options for datagrams to groups of one family.
+#[derive(Debug)]
+pub(super) struct GroupOptions {
+    pub(super) ttl: AtomicU8,
+    /// True if programs of the kernel's on this host hear them.
+    pub(super) is_looped: AtomicBool,
+    device: AtomicU16,
+    /// Bits of the source address of IPv4 that was chosen; 0 for none.
+    source: AtomicU32,
 }
 
 /// Time-out of calls that wait, in ns; 0 for none.
@@ -83,19 +96,46 @@ impl Options {
             ignores_path_v4: AtomicBool::new(false),
             ignores_path_v6: AtomicBool::new(false),
             may_broadcast: AtomicBool::new(true),
-            multicast_ttl: AtomicU8::new(MULTICAST_TTL),
-            multicast_loop: AtomicBool::new(false),
-            multicast_device: AtomicU16::new(BY_ROUTE),
+            groups_v4: GroupOptions::default(),
+            groups_v6: GroupOptions::default(),
         }
     }
 
-    /// Outgoing device of multicast datagrams, if one was chosen (`IP_MULTICAST_IF`).
-    pub(super) fn multicast_device(&self) -> Option<DeviceIndex> {
-        u8::try_from(self.multicast_device.load(Ordering::Relaxed)).ok().map(DeviceIndex)
+    /// Options for groups of the address's family.
+    pub(super) fn groups(&self, to: IpAddr) -> &GroupOptions {
+        if to.is_ipv4() { &self.groups_v4 } else { &self.groups_v6 }
+    }
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self {
+            ttl: AtomicU8::new(MULTICAST_TTL),
+            is_looped: AtomicBool::new(false),
+            device: AtomicU16::new(BY_ROUTE),
+            source: AtomicU32::new(0),
+        }
+    }
+}
+
+impl GroupOptions {
+    /// Outgoing device, if one was chosen (`IP_MULTICAST_IF`).
+    pub(super) fn device(&self) -> Option<DeviceIndex> {
+        u8::try_from(self.device.load(Ordering::Relaxed)).ok().map(DeviceIndex)
     }
 
-    pub(super) fn set_multicast_device(&self, device: Option<DeviceIndex>) {
+    /// Source address of a socket that is bound to none, if one was chosen (`imr_address` of `IP_MULTICAST_IF`).
+    pub(super) fn source(&self) -> Option<IpAddr> {
+        let address = Ipv4Addr::from_bits(self.source.load(Ordering::Relaxed));
+        (!address.is_unspecified()).then_some(address.into())
+    }
+
+    pub(super) fn set_source(&self, source: Option<Ipv4Addr>) {
+        self.source.store(source.map_or(0, Ipv4Addr::to_bits), Ordering::Relaxed);
+    }
+
+    pub(super) fn set_device(&self, device: Option<DeviceIndex>) {
         let device = device.map_or(BY_ROUTE, |DeviceIndex(device)| device.into());
-        self.multicast_device.store(device, Ordering::Relaxed);
+        self.device.store(device, Ordering::Relaxed);
     }
 }

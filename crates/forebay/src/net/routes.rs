@@ -38,7 +38,8 @@ impl Routes<'_> {
     /// Finds the device for a packet from one of this host's addresses, such as an answer. The device that has the address is
     /// used even if another one leads to the destination, too: what came by it goes back by it. Only of the kernel's
     /// devices another one is used if it ranks higher, as the kernel's routes go by destination; and any of them for an
-    /// address of the kernel on another interface. A link-local destination is on the link of its source.
+    /// address of the kernel on another interface. A link-local destination is on the link of its source, and what is for
+    /// many of IPv4 leaves by it (`ip_route_output_key_hash_rcu`), unless it is for those of one subnet.
     pub(super) fn find_between(
         &self,
         source: Option<IpAddr>,
@@ -52,7 +53,10 @@ impl Routes<'_> {
             let found = self.best(destination, accepts).map(|(_, route)| route);
             return Some(found.or_else(|| self.find(destination))?.0);
         };
-        if self.0[own].kernels.is_none() || is_link_local(destination) {
+        if self.0[own].kernels.is_none()
+            || is_link_local(destination)
+            || is_for_any_link(destination)
+        {
             return Some(own);
         }
         let of_kernel = self.best(destination, |device| device.kernels.is_some());
@@ -295,6 +299,14 @@ pub(super) fn is_on_link(destination: IpAddr) -> bool {
     }
 }
 
+/// True of a group of IPv4 and of 255.255.255.255, which are on each link.
+fn is_for_any_link(destination: IpAddr) -> bool {
+    match destination {
+        IpAddr::V4(address) => address.is_multicast() || address.is_broadcast(),
+        IpAddr::V6(_) => false,
+    }
+}
+
 pub(super) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,
@@ -389,6 +401,24 @@ mod tests {
         };
         assert_eq!(back("10.0.1.1:1", "192.0.2.9:2", 1), Some((1, Some(ip("10.0.1.1")))));
         assert_eq!(back("224.0.0.251:1", "10.0.1.9:2", 0), Some((1, Some(ip("10.0.1.1")))));
+    }
+
+    /// Of several devices the one with the source, wherever the default route leads. Another subnet's broadcast address is on its
+    /// link alone.
+    #[test]
+    fn udp_21_groups_leave_by_their_source() {
+        let devices = devices(true, &[&["10.0.0.1/24"], &["10.0.1.1/24", "10.0.1.2/24"]]);
+        devices[0].gateways.set(true, true);
+        for (from, to, device) in [
+            ("10.0.1.2", "239.1.2.3", 1),
+            ("10.0.1.2", "255.255.255.255", 1),
+            ("10.0.1.2", "10.0.0.255", 0),
+            ("10.0.1.2", "192.0.2.9", 0),
+            ("10.0.0.1", "239.1.2.3", 0),
+        ] {
+            let found = Routes(&devices).find_between(Some(ip(from)), ip(to));
+            assert_eq!(found, Some(device), "{from} to {to}");
+        }
     }
 
     /// The kernel's address on another interface may be used by any of its devices, and only if it is named.

@@ -2,6 +2,7 @@
 //! that this process cannot send itself.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, mem};
 
@@ -49,9 +50,6 @@ impl Endpoint {
     ) -> io::Result<usize> {
         let to = plain(of.destination);
         self.check(of, to)?;
-        if self.take_refusal() {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
         let routes = self.shared.routes();
         let Way { device, source, is_named } = self.route(of, to, &routes)?;
         let mut between = Between { source, destination: to };
@@ -61,14 +59,17 @@ impl Endpoint {
         // What programs on the kernel's stack of this host get can only come from the kernel.
         let has_kernel = self.has_kernel(device);
         if is_this_host(to.ip(), &identity) {
+            self.check_refusal()?;
             return match has_kernel {
                 true => self.send_by_kernel(of, device, between, marks),
                 false => Err(no_loopback(to.ip())),
             };
         }
-        let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
+        SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
+        self.check_refusal()?;
+        check_segments(of)?;
+        let is_looped = || self.options.groups(to.ip()).is_looped.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
-            SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
             if has_kernel && is_looped() {
                 return self.send_by_kernel(of, device, between, marks);
             }
@@ -122,6 +123,12 @@ impl Endpoint {
         self.check_broadcast(to, &routes.identity(device))
     }
 
+    /// Takes the error that waits. As in the kernel, one of the arguments, the route or the length leaves it
+    /// (`sock_alloc_send_pskb`).
+    fn check_refusal(&self) -> io::Result<()> {
+        if self.take_refusal() { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
+    }
+
     /// True if the kernel has the device, and a socket to send by.
     pub(super) fn has_kernel(&self, device: usize) -> bool {
         self.reserved.is_some() && self.shared.devices[device].kernels.is_some()
@@ -162,8 +169,11 @@ impl Endpoint {
     /// Route lookup: the outgoing device, and the datagram's source address.
     fn route(&self, of: &Transmit<'_>, to: SocketAddr, routes: &Routes<'_>) -> io::Result<Way> {
         let bound = self.local_for(to.ip());
-        let is_bound = !plain(bound).ip().is_unspecified() && !plain(bound).ip().is_multicast();
-        let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
+        let asked = of.source.map(|source| source.to_canonical());
+        // An unspecified address of IPv4 stands for that of the route, even of a bound socket (`ip_cmsg_send`).
+        let is_by_route = to.is_ipv4() && asked.is_some_and(|ip| ip.is_unspecified());
+        let is_bound = !is_by_route && self.is_source(bound);
+        let asked = asked.filter(|ip| !ip.is_unspecified());
         let own = asked.map(|ip| SocketAddr::new(ip, 0)).or(is_bound.then_some(bound));
         let found = self.find_route(routes, of.device, own, of.destination)?;
         let Some((device, address)) = found else {
@@ -175,10 +185,12 @@ impl Endpoint {
             return Err(Errno::AFNOSUPPORT.into());
         }
         // Source must be an address of this host (`ip_route_output_key`, `ip6_datagram_send_ctl`).
-        if asked.is_some_and(|asked| !routes.is_own(asked)) {
-            return Err(if to.is_ipv4() { Errno::NETUNREACH } else { Errno::INVAL }.into());
+        if let Some(asked) = asked.filter(|asked| !routes.is_own(*asked)) {
+            let is_unknown = to.is_ipv4() && !is_never_source(asked);
+            return Err(if is_unknown { Errno::NETUNREACH } else { Errno::INVAL }.into());
         }
-        let (is_named, own) = (own.is_some(), own.map(|own| plain(own).ip()).or(address));
+        let chosen = own.map(|own| plain(own).ip()).or_else(|| self.group_source(to.ip()));
+        let (is_named, own) = (chosen.is_some(), chosen.or(address));
         let source = SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port());
         Ok(Way { device, source, is_named })
     }
@@ -197,12 +209,18 @@ impl Endpoint {
     ) -> io::Result<Option<(usize, Option<IpAddr>)>> {
         let ip = plain(to).ip();
         let has_option = ip.is_multicast() && scope_of(to).is_none();
-        let by_option = || self.options.multicast_device().filter(|_| has_option);
+        let by_option = || self.options.groups(ip).device().filter(|_| has_option);
         match device.or_else(by_option) {
             Some(device) if device.index() >= self.shared.devices.len() => Err(Errno::NODEV.into()),
             Some(device) => Ok(routes.find_by(device.index(), ip)),
             None => Ok(routes.find_named_between(own, to)),
         }
+    }
+
+    /// Source address that the socket has chosen for datagrams to a group, if it is still one of this host's.
+    pub(super) fn group_source(&self, to: IpAddr) -> Option<IpAddr> {
+        let chosen = to.is_multicast().then(|| self.options.groups(to).source()).flatten();
+        chosen.filter(|source| self.shared.routes().is_own(*source))
     }
 
     fn marks_of(&self, of: &Transmit<'_>, to: IpAddr) -> SentMarks {
@@ -222,7 +240,7 @@ impl Endpoint {
             IpAddr::V4(_) => (&options.may_fragment_v4, &options.ignores_path_v4),
             IpAddr::V6(_) => (&options.may_fragment_v6, &options.ignores_path_v6),
         };
-        let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
+        let ttl = if to.is_multicast() { &options.groups(to).ttl } else { &options.ttl };
         let ttl = match ttl.load(Ordering::Relaxed) {
             // A hop limit of 0, which IPv6 allows, is not meant for IPv4 (`IP_TTL`).
             0 if to.is_ipv4() && !to.is_multicast() => DEFAULT_TTL,
@@ -273,7 +291,7 @@ impl Endpoint {
         };
         let empty = of.payload.is_empty().then_some(&[][..]);
         for (number, piece) in of.payload.chunks(size).chain(empty).enumerate() {
-            match udp_send::send(reserved, piece, self.shown(to), &control) {
+            match udp_send::send(reserved.as_fd(), piece, self.shown(to), &control) {
                 Ok(_) => {}
                 // Dropped: no event would report that the kernel's socket is writable again.
                 Err(error) if number > 0 || error.kind() == io::ErrorKind::WouldBlock => {
@@ -340,6 +358,25 @@ impl Endpoint {
     }
 }
 
+/// Refuses more datagrams in one payload than the kernel does (`udp_send_skb`).
+fn check_segments(of: &Transmit<'_>) -> io::Result<()> {
+    let len_max = usize::from(of.gso_size) * Transmit::SEGMENTS_MAX;
+    if of.gso_size > 0 && of.payload.len() > len_max {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(())
+}
+
+/// True for an address that no packet to another host has as its source (`ip_route_output_key_hash_rcu`).
+fn is_never_source(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => {
+            v4.is_loopback() || v4.is_multicast() || v4.is_broadcast() || v4.octets()[0] == 0
+        }
+        IpAddr::V6(_) => true,
+    }
+}
+
 /// True for an address of this host, on the device that leads to it.
 pub(super) fn is_this_host(to: IpAddr, on: &Identity) -> bool {
     to.is_unspecified() || to.is_loopback() || on.is_own(to)
@@ -353,192 +390,4 @@ pub(super) fn no_loopback(to: IpAddr) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Barrier};
-    use std::thread;
-
-    use std::net::Ipv6Addr;
-    use std::sync::atomic::AtomicUsize;
-    use std::time::Instant;
-
-    use forebay_rx::Handler;
-    use forebay_rx::parse::Link;
-    use forebay_stack::Host;
-    use forebay_stack::network::neighbours::{ANSWERED_MAX, NeighbourDrops};
-    use forebay_stack::socket::SocketId;
-    use forebay_stack::socket::table::Binding;
-    use forebay_sys::interface::InterfaceIndex;
-
-    use super::super::host::CpuHost;
-    use super::super::neighbours::DeviceNeighbours;
-    use super::super::rig::{
-        Recording, device, host, host_on, neighbour, own_address, pool, received,
-    };
-    use super::super::shared::{NetDevice, NetState};
-    use super::super::wake::Wake;
-    use super::super::{NetConfig, stacks};
-    use super::*;
-
-    fn bound(state: &Arc<NetState>, local: SocketAddr) -> Endpoint {
-        let wake = Arc::<Wake>::default();
-        let binding = Binding::new(SocketId(0), local);
-        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        Endpoint::new(Arc::clone(state), entry, wake, None)
-    }
-
-    /// A host with a device that only this process has, where neighbours are learned.
-    fn learning_host(sink: Recording, mac: [u8; 6]) -> Arc<NetState> {
-        let on = device(0);
-        let identity = Identity { mac: Some(mac), ..Identity::clone(&on.identity.load()) };
-        on.identity.store(Arc::new(identity));
-        let own = |on: &NetDevice| DeviceNeighbours::Own(Arc::clone(&on.learned));
-        host_on(vec![on], vec![vec![Box::new(sink)]], NetConfig::TCP, own)
-    }
-
-    /// A thread that goes on to another CPU uses the transmitter there, once the other has sent what the
-    /// socket gave to it.
-    #[test]
-    fn udp_19_migration_keeps_order_of_datagrams() {
-        let gate = Arc::new(Barrier::new(2));
-        let [mut first, second] = [(), ()].map(|()| Recording::default());
-        first.gate = Some(Arc::clone(&gate));
-        let lens = Arc::clone(&first.lens);
-        let second = Recording { lens: Arc::clone(&lens), ..second };
-        let state = host(vec![vec![Box::new(first)], vec![Box::new(second)]], NetConfig::TCP);
-        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
-        let send_by = |index, len: usize| {
-            let payload = vec![7; len];
-            let datagram = Transmit::new(&payload, neighbour(0));
-            socket.send_by(index, &datagram, Flush::Now).unwrap()
-        };
-        thread::scope(|scope| {
-            let user = scope.spawn(|| send_by(CpuIndex(0), 100));
-            gate.wait();
-            // The sink is in use: both calls return at once.
-            send_by(CpuIndex(0), 200);
-            send_by(CpuIndex(1), 300);
-            let early = std::mem::take(&mut *lens.lock().unwrap());
-            gate.wait();
-            user.join().unwrap();
-            assert!(early.is_empty(), "{early:?} overtook what the first CPU sends");
-        });
-        send_by(CpuIndex(1), 400);
-        assert_eq!(*lens.lock().unwrap(), [100, 200, 300, 400]);
-        assert_eq!(state.send_frames_away(), 0);
-    }
-
-    #[test]
-    fn rfs_6_answer_left_to_another_is_unsent() {
-        let gate = Arc::new(Barrier::new(2));
-        let sink = Recording { gate: Some(Arc::clone(&gate)), ..Recording::default() };
-        let state = host(vec![vec![Box::new(sink)]], NetConfig::TCP);
-        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
-        let send = |len: usize| {
-            let payload = vec![7; len];
-            let datagram = Transmit::new(&payload, neighbour(0));
-            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
-        };
-        thread::scope(|scope| {
-            let other = scope.spawn(|| send(100));
-            gate.wait(); // the other thread is in the sink
-            send(200);
-            let gathered = state.transmitter_of(CpuIndex(0)).mark();
-            let has_sent = || state.transmitter_of(CpuIndex(0)).has_sent(gathered);
-            assert!(!has_sent());
-            gate.wait();
-            other.join().unwrap();
-            assert!(has_sent());
-        });
-    }
-
-    #[test]
-    fn udp_21_bound_socket_sends_by_its_device() {
-        let sinks = [(); 2].map(|()| Recording::default());
-        let lens = sinks.each_ref().map(|sink| Arc::clone(&sink.lens));
-        let sinks = sinks.into_iter().map(|sink| Box::new(sink) as _).collect();
-        let state = host(vec![sinks], NetConfig::TCP);
-        let socket = bound(&state, SocketAddr::new(own_address(1), 53));
-        for to in [SocketAddr::from(([192, 0, 2, 9], 4000)), neighbour(1)] {
-            let datagram = Transmit::new(&[7; 100], to);
-            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
-        }
-        let lens = lens.map(|lens| lens.lock().unwrap().clone());
-        assert_eq!(lens, [vec![], vec![100; 2]], "by each device");
-    }
-
-    #[test]
-    fn udp_22_link_local_sender_has_scope() {
-        let mut on = device(0);
-        on.kernels = Some(InterfaceIndex(7));
-        let sinks = vec![vec![Box::new(Recording::default()) as _]];
-        let state = host_on(vec![on], sinks, NetConfig::TCP, |_| DeviceNeighbours::NoLink);
-        let socket = bound(&state, "[::]:53".parse().unwrap());
-        let [from, to] = [9, 1].map(|last| Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last));
-        let builder = etherparse::PacketBuilder::ipv6(from.octets(), to.octets(), 64);
-        let packet = received(&mut pool(1), Link::Ip, builder.udp(4000, 53));
-        let expected = ["[fe80::9%7]:4000", "[fe80::1%7]:53"].map(|text| text.parse().unwrap());
-        let received = socket.read_message(&packet, &mut [0; 3]);
-        assert_eq!([received.source, received.destination], expected);
-        let datagram = Datagram::of(packet, 7);
-        assert_eq!([datagram.source(), datagram.destination()], expected);
-    }
-
-    /// A CPU that sleeps wakes, and repeats the solicitation though no packet comes.
-    #[test]
-    fn promise_8_waiting_send_wakes_a_cpu() {
-        let state = learning_host(Recording::default(), [2; 6]);
-        let rings = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&rings);
-        let ring = move || {
-            counted.fetch_add(1, Ordering::Relaxed);
-        };
-        state.tcp.set_wakers(vec![Arc::new(ring)]);
-        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
-        let mut host = CpuHost::new(CpuIndex(0), Arc::clone(&state));
-        assert_eq!(host.sleep_max_ns(), None);
-        let datagram = Transmit::new(&[7; 100], neighbour(0));
-        socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
-        assert_eq!(rings.load(Ordering::Relaxed), 1);
-        let mut stack = stacks(&state, vec![None], None).remove(0);
-        assert!(stack.sleep_max_ns().is_some());
-        state.end();
-        assert_eq!(stack.sleep_max_ns(), None);
-    }
-
-    /// Requests from spoofed addresses are answered as they came. They cost few solicitations, and nobody that is waited for.
-    #[test]
-    fn udp_25_spoofed_requests_solicit_few() {
-        const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
-        const THEIRS: [u8; 6] = [2, 9, 9, 9, 9, 9];
-        let sink = Recording::default();
-        let lens = Arc::clone(&sink.lens);
-        let state = learning_host(sink, OURS);
-        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
-        socket.options.is_nonblocking.store(true, Ordering::Relaxed);
-        let send = |to| {
-            let datagram = Transmit::new(&[7; 100], to);
-            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
-            std::mem::take(&mut *lens.lock().unwrap())
-        };
-        let began = Instant::now();
-        assert_eq!(send(neighbour(0)).len(), 1, "the solicitation");
-        let (mut answers, mut asks, mut pool) = (0, 0, pool(1));
-        for number in 0..10_000u16 {
-            let [high, low] = number.to_be_bytes();
-            let source = [10, 9, 64 + high, low];
-            let builder = etherparse::PacketBuilder::ethernet2(THEIRS, OURS);
-            let builder = builder.ipv4(source, [10, 9, 0, 1], 64).udp(4000, 53);
-            let packet = received(&mut pool, Link::Ethernet, builder);
-            let request = socket.read_message(&packet, &mut [0; 3]);
-            pool.put(packet.frame);
-            let sent = send(request.source);
-            answers += sent.iter().filter(|&&len| len == 100).count();
-            asks += sent.iter().filter(|&&len| len != 100).count();
-        }
-        let elapsed_s = usize::try_from(began.elapsed().as_secs()).unwrap() + 1;
-        assert_eq!(answers, 10_000);
-        assert!(asks <= (1 + elapsed_s) * ANSWERED_MAX as usize, "{asks} in {elapsed_s} s");
-        let neighbours = state.devices[0].learned();
-        assert_eq!((neighbours.waiting(), neighbours.drops()), (1, NeighbourDrops::default()));
-    }
-}
+mod tests;

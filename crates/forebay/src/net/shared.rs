@@ -427,6 +427,12 @@ impl NetState {
         Err(Errno::ADDRNOTAVAIL.into())
     }
 
+    /// True for a group or a broadcast address, and for the unspecified address.
+    pub(super) fn is_to_many(&self, address: IpAddr) -> bool {
+        let is_to_many = |device: &NetDevice| device.identity.load().is_to_many(address);
+        address.is_unspecified() || self.devices.iter().any(is_to_many)
+    }
+
     fn is_receivable(&self, address: IpAddr) -> bool {
         address.is_multicast()
             || self.devices.iter().any(|device| device.identity.load().is_for_us(address))

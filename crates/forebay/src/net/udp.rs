@@ -1,6 +1,6 @@
 //! UDP sockets with the calls of `std::net::UdpSocket`, and batches of datagrams in place.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -136,10 +136,9 @@ impl UdpSocket {
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to). `EINVAL`: a source of another family, an IPv4 TTL of 0, more datagrams
-    /// than [`Transmit::SEGMENTS_MAX`], port 0. A source that is not this host's: `ENETUNREACH`, of IPv6
-    /// `EINVAL`. `EMSGSIZE` also when `gso_size` does not fit in the MTU.
+    /// than [`Transmit::SEGMENTS_MAX`], port 0. A source that is not this host's: `ENETUNREACH`, of IPv6, loopback
+    /// and groups `EINVAL`. `EMSGSIZE` also when `gso_size` does not fit in the MTU.
     pub fn send_msg(&self, message: &Transmit<'_>) -> io::Result<usize> {
-        check_segments(message)?;
         self.0.send(message)
     }
 
@@ -166,9 +165,7 @@ impl UdpSocket {
         let mut sent = 0;
         let mut failed = None;
         for message in messages {
-            let gathered = check_segments(&message)
-                .and_then(|()| self.0.send_by(transmitter, &message, Flush::Later));
-            if let Err(error) = gathered {
+            if let Err(error) = self.0.send_by(transmitter, &message, Flush::Later) {
                 failed = Some(error);
                 break;
             }
@@ -422,7 +419,24 @@ impl UdpSocket {
     /// Sets the device that datagrams to groups leave by, and that [`connect`](Self::connect) to a group takes the local
     /// address from; `None`: the route's (`IP_MULTICAST_IF`).
     pub fn set_multicast_device(&self, device: Option<DeviceIndex>) {
-        self.0.options.set_multicast_device(device);
+        self.set_multicast_device_v4(device);
+        self.set_multicast_device_v6(device);
+    }
+
+    /// [`set_multicast_device`](Self::set_multicast_device) for groups of IPv4 alone (`IP_MULTICAST_IF`).
+    pub fn set_multicast_device_v4(&self, device: Option<DeviceIndex>) {
+        self.0.options.groups_v4.set_device(device);
+    }
+
+    /// [`set_multicast_device`](Self::set_multicast_device) for groups of IPv6 alone (`IPV6_MULTICAST_IF`).
+    pub fn set_multicast_device_v6(&self, device: Option<DeviceIndex>) {
+        self.0.options.groups_v6.set_device(device);
+    }
+
+    /// Sets the source address of datagrams to groups of IPv4, for a socket that is bound to no address; `None`: that of the
+    /// device (`imr_address` of `IP_MULTICAST_IF`).
+    pub fn set_multicast_source_v4(&self, source: Option<Ipv4Addr>) {
+        self.0.options.groups_v4.set_source(source);
     }
 
     /// Sets the time to live, or hop limit, of datagrams to groups (`IP_MULTICAST_TTL`,
@@ -431,19 +445,45 @@ impl UdpSocket {
     /// # Errors
     /// The kernel's, for the socket that it [loops](Self::set_multicast_loop) datagrams through.
     pub fn set_multicast_ttl(&self, ttl: u8) -> io::Result<()> {
+        self.set_multicast_ttl_v4(ttl)?;
+        self.set_multicast_ttl_v6(ttl);
+        Ok(())
+    }
+
+    /// [`set_multicast_ttl`](Self::set_multicast_ttl) for groups of IPv4 alone (`IP_MULTICAST_TTL`).
+    ///
+    /// # Errors
+    /// As [`set_multicast_ttl`](Self::set_multicast_ttl).
+    pub fn set_multicast_ttl_v4(&self, ttl: u8) -> io::Result<()> {
         if let Some(reserved) = &self.0.reserved {
             // The kernel takes an IPv4 TTL of 0 from this option only.
             set_ip_multicast_ttl(reserved, ttl.into())?;
         }
-        self.0.options.multicast_ttl.store(ttl, Ordering::Relaxed);
+        self.0.options.groups_v4.ttl.store(ttl, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// [`set_multicast_ttl`](Self::set_multicast_ttl) for groups of IPv6 alone (`IPV6_MULTICAST_HOPS`).
+    pub fn set_multicast_ttl_v6(&self, ttl: u8) {
+        self.0.options.groups_v6.ttl.store(ttl, Ordering::Relaxed);
     }
 
     /// Sets whether programs of the kernel's on this host hear what is sent to groups (`IP_MULTICAST_LOOP`).
     /// Default: false, unlike the kernel's: with true, the kernel sends those datagrams. Sockets of this
     /// process hear none of them.
     pub fn set_multicast_loop(&self, is_on: bool) {
-        self.0.options.multicast_loop.store(is_on, Ordering::Relaxed);
+        self.set_multicast_loop_v4(is_on);
+        self.set_multicast_loop_v6(is_on);
+    }
+
+    /// [`set_multicast_loop`](Self::set_multicast_loop) for groups of IPv4 alone (`IP_MULTICAST_LOOP`).
+    pub fn set_multicast_loop_v4(&self, is_on: bool) {
+        self.0.options.groups_v4.is_looped.store(is_on, Ordering::Relaxed);
+    }
+
+    /// [`set_multicast_loop`](Self::set_multicast_loop) for groups of IPv6 alone (`IPV6_MULTICAST_LOOP`).
+    pub fn set_multicast_loop_v6(&self, is_on: bool) {
+        self.0.options.groups_v6.is_looped.store(is_on, Ordering::Relaxed);
     }
 
     /// Counters of the socket.
@@ -457,15 +497,6 @@ impl fmt::Debug for UdpSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "UdpSocket({} {})", self.0.id, self.0.local())
     }
-}
-
-/// Refuses more datagrams in one payload than the kernel does.
-fn check_segments(of: &Transmit<'_>) -> io::Result<()> {
-    let len_max = usize::from(of.gso_size) * Transmit::SEGMENTS_MAX;
-    if of.gso_size > 0 && of.payload.len() > len_max {
-        return Err(Errno::INVAL.into());
-    }
-    Ok(())
 }
 
 fn first(of: impl ToSocketAddrs) -> io::Result<SocketAddr> {

@@ -1,13 +1,15 @@
 //! Multicast groups of a UDP socket: joined and left by options of the kernel's socket, whose memberships are followed.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::BorrowedFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay::net::message::DeviceIndex;
+use forebay_stack::socket::shown;
 use forebay_sys::interface::InterfaceIndex;
 use forebay_sys::neighbour::addresses;
 use rustix::io::Errno;
+use rustix::net::getsockname;
 
 use super::Udp;
 use crate::abi;
@@ -19,6 +21,12 @@ pub(crate) const VALUE_BYTES_MAX: usize = 136;
 
 /// Offsets in `struct group_req`: a 32-bit index, then `struct sockaddr_storage`.
 const GROUP_AT: usize = 8;
+
+/// Group of all systems on a link, which each host is in.
+const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+
+/// Port of a service that answers nothing (RFC 863). Nothing is sent to it.
+const DISCARD_PORT: u16 = 9;
 
 // Not in the crate libc (linux/in.h).
 const MCAST_JOIN_GROUP: i32 = 42;
@@ -87,18 +95,33 @@ impl Udp {
     pub(crate) fn change_groups(&self, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
         if LOOPS.contains(&option) {
             // Of one byte, or of an int.
-            self.udp.set_multicast_loop(value.iter().take(4).any(|byte| *byte != 0));
+            let is_on = value.iter().take(4).any(|byte| *byte != 0);
+            match option.level {
+                libc::IPPROTO_IPV6 => self.udp.set_multicast_loop_v6(is_on),
+                _ => self.udp.set_multicast_loop_v4(is_on),
+            }
             return Ok(());
         }
         if names_interface(option) {
             let place = place_of(option, value).ok_or(Errno::INVAL)?;
-            self.udp.set_multicast_device(device_at(place)?);
+            self.send_to_groups_by(option, device_at(place)?);
+            if option.level == libc::IPPROTO_IP {
+                self.udp.set_multicast_source_v4(address_of(value));
+            }
             return Ok(());
         }
         let group = group_of(option, value).ok_or(Errno::INVAL)?;
         match self.follow_memberships(group)? {
             false if is_join(option) => Err(Errno::NODEV),
             _ => Ok(()),
+        }
+    }
+
+    /// Sets the device that datagrams to groups of the option's family leave by.
+    fn send_to_groups_by(&self, option: SocketOption, device: Option<DeviceIndex>) {
+        match option.level {
+            libc::IPPROTO_IPV6 => self.udp.set_multicast_device_v6(device),
+            _ => self.udp.set_multicast_device_v4(device),
         }
     }
 
@@ -135,9 +158,17 @@ impl Udp {
             let place =
                 abi::option_bytes(self.kernel(), option).and_then(|value| place_of(option, &value));
             if let Some(Ok(device @ Some(_))) = place.map(device_at) {
-                self.udp.set_multicast_device(device);
+                self.send_to_groups_by(option, device);
             }
         }
+        if self.v6_only {
+            return;
+        }
+        let Some(source) = chosen_source(self.kernel(), self.is_ipv6) else { return };
+        if let Ok(device @ Some(_)) = device_at(Place::Address(source)) {
+            self.udp.set_multicast_device_v4(device);
+        }
+        self.udp.set_multicast_source_v4(Some(source));
     }
 
     /// Groups of the kernel's socket on the taken devices. The kernel lists those of all sockets.
@@ -153,6 +184,27 @@ impl Udp {
             device_of(*index).is_some() && is_member(self.kernel(), *index, *group)
         });
         all.into_iter().map(|(_, group)| group).collect()
+    }
+}
+
+/// Source address of what a socket of the kernel that is not bound sends to groups of IPv4, if `IP_MULTICAST_IF` has chosen it or its
+/// interface, whose index the kernel does not tell.
+fn chosen_source(kernel: BorrowedFd<'_>, is_ipv6: bool) -> Option<Ipv4Addr> {
+    let chosen = of_group(kernel, is_ipv6)?;
+    let other = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    let by_route = of_group(other.as_fd(), false);
+    (Some(chosen) != by_route).then_some(chosen)
+}
+
+/// Source address that the kernel has for the group of all systems, from a socket without a peer.
+fn of_group(socket: BorrowedFd<'_>, is_ipv6: bool) -> Option<Ipv4Addr> {
+    let group = SocketAddr::from((ALL_SYSTEMS, DISCARD_PORT));
+    rustix::net::connect(socket, &shown(group, is_ipv6)).ok()?;
+    let local = getsockname(socket).ok().and_then(|local| SocketAddr::try_from(local).ok());
+    let _ = rustix::net::connect_unspec(socket); // does not fail
+    match local?.ip().to_canonical() {
+        IpAddr::V4(source) => Some(source),
+        IpAddr::V6(_) => None,
     }
 }
 
@@ -219,6 +271,12 @@ fn place_of(option: SocketOption, value: &[u8]) -> Option<Place> {
         (_, 0..8) => place_of_v4(value),
         _ => place_of_v4(value.get(4..)?),
     }
+}
+
+/// Address in the value of `IP_MULTICAST_IF`: `struct in_addr`, or behind the group in the others.
+fn address_of(value: &[u8]) -> Option<Ipv4Addr> {
+    let at = if value.len() < 8 { 0 } else { 4 };
+    bytes_at(value, at).map(Ipv4Addr::from).filter(|address| !address.is_unspecified())
 }
 
 /// Address of an interface, and its index if there is room for it (`struct ip_mreqn`, behind the group).

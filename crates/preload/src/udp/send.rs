@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 
-use forebay::net::message::Transmit;
+use forebay::net::message::{DeviceIndex, Transmit};
 use forebay_stack::socket::shown;
+use forebay_sys::interface::InterfaceIndex;
+use forebay_sys::udp_send::{self, SendControl};
 use rustix::io::Errno;
 
 use super::{LENGTH_FIELD_MAX, SENDING, Udp};
@@ -11,8 +13,9 @@ use crate::abi;
 use crate::corked::Envelope;
 use crate::datagram::{DatagramFamily, DatagramMode, OutgoingDatagram};
 use crate::option::SocketOption;
+use crate::runtime::interfaces;
 use crate::socket::CallWait;
-use crate::udp_options::{Settings, UDP_CORK};
+use crate::udp_options::{RECVERR, Settings, UDP_CORK};
 
 impl Udp {
     /// Sends a datagram, or a part of one. Of an outgoing message the parts are looked at in the kernel's order.
@@ -118,9 +121,32 @@ impl Udp {
                 Err(Errno::AGAIN) if !dont_wait && !settings.is_nonblocking => {
                     wait.writable(self.readiness()?, settings.write_timeout, true)?;
                 }
+                Err(Errno::MSGSIZE) if self.asks_errors() => return self.refuse_length(&message),
                 result => return result,
             }
         }
+    }
+
+    /// True if the program reads errors from the queue.
+    fn asks_errors(&self) -> bool {
+        abi::keeping_errno(|| RECVERR.iter().any(|option| abi::is_on(self.kernel(), *option)))
+    }
+
+    /// Has the kernel refuse a datagram that is too long, and queue an error with the MTU (`ip_local_error`). It sends the
+    /// datagram if it knows of a larger one.
+    fn refuse_length(&self, of: &Transmit<'_>) -> Result<usize, Errno> {
+        let Some(kernels) = self.reserved().filter(|_| of.gso_size == 0) else {
+            return Err(Errno::MSGSIZE);
+        };
+        let interface = of.device.and_then(|DeviceIndex(at)| interfaces().get(usize::from(at)));
+        let control = SendControl {
+            source: of.source,
+            interface: interface.copied().map(InterfaceIndex),
+            traffic_class: of.traffic_class.unwrap_or_default(),
+            ttl: of.ttl,
+        };
+        let to = shown(of.destination, self.is_ipv6);
+        udp_send::send(kernels, of.payload, to, &control).map_err(|_| Errno::MSGSIZE)
     }
 
     /// Datagram with what the program has set for it, and for all of the socket.
@@ -132,12 +158,13 @@ impl Udp {
     ) -> Transmit<'a> {
         let is_mapped = self.is_ipv6 && to.ip().to_canonical().is_ipv4();
         let of_v4 = settings.v4_marks.filter(|_| is_mapped);
+        let is_group = to.ip().to_canonical().is_multicast();
         Transmit {
             source: control.source,
             device: control.device,
             // Options of an IPv6 socket for IPv4 are others than for IPv6.
             traffic_class: control.traffic_class.or(of_v4.map(|(class, _)| class)),
-            ttl: control.ttl.or(of_v4.map(|(_, ttl)| ttl)),
+            ttl: control.ttl.or(of_v4.filter(|_| !is_group).map(|(_, ttl)| ttl)),
             gso_size: control.gso_size.unwrap_or(settings.gso_size),
             ..Transmit::new(payload, to)
         }

@@ -9,35 +9,51 @@ use forebay_testkit::namespaces::cable::Namespace;
 
 use super::Hosts;
 
-/// Parts of the program, of which the last one runs it.
-const CALLS: &str = concat!(
-    include_str!("matrix/rig.py"),
-    include_str!("matrix/listeners.py"),
-    include_str!("matrix/bytes.py"),
-    include_str!("matrix/ends.py"),
-    include_str!("matrix/bounds.py"),
-    include_str!("matrix/signals.py"),
-    include_str!("matrix/datagrams.py"),
-    include_str!("matrix/lengths.py"),
-    include_str!("matrix/modes.py"),
-    include_str!("matrix/families.py"),
-    include_str!("matrix/sharing.py"),
-    include_str!("matrix/groups.py"),
-    include_str!("matrix/states.py"),
-    include_str!("matrix/vectors.py"),
-    include_str!("matrix/settings.py"),
-    include_str!("matrix/marks.py"),
-    include_str!("matrix/many.py"),
-    include_str!("matrix/main.py"),
-);
+/// Parts of the program, of which the last one runs it, in two strings: an argument is no longer than 128 KiB
+/// (`MAX_ARG_STRLEN`).
+const CALLS: [&str; 2] = [
+    concat!(
+        include_str!("matrix/rig.py"),
+        include_str!("matrix/listeners.py"),
+        include_str!("matrix/bytes.py"),
+        include_str!("matrix/ends.py"),
+        include_str!("matrix/bounds.py"),
+        include_str!("matrix/signals.py"),
+        include_str!("matrix/datagrams.py"),
+        include_str!("matrix/lengths.py"),
+    ),
+    concat!(
+        include_str!("matrix/modes.py"),
+        include_str!("matrix/families.py"),
+        include_str!("matrix/sharing.py"),
+        include_str!("matrix/groups.py"),
+        include_str!("matrix/sources.py"),
+        include_str!("matrix/states.py"),
+        include_str!("matrix/vectors.py"),
+        include_str!("matrix/settings.py"),
+        include_str!("matrix/marks.py"),
+        include_str!("matrix/many.py"),
+        include_str!("matrix/main.py"),
+    ),
+];
+
+/// Program of its arguments.
+const RUN: &str = "import sys; exec(sys.argv.pop(1) + sys.argv.pop(1))";
+
+/// Python with the program.
+fn python() -> Command {
+    let mut command = Command::new("python3");
+    command.args(["-c", RUN]).args(CALLS);
+    command
+}
 
 /// Peer, until the value is dropped.
 struct Peer(Child);
 
 impl Peer {
     fn start(hosts: &Hosts) -> Self {
-        let mut command = Command::new("python3");
-        command.args(["-c", CALLS, "peer"]).stdout(Stdio::piped());
+        let mut command = python();
+        command.arg("peer").stdout(Stdio::piped());
         let mut child = hosts.far.run(|| command.spawn().unwrap());
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -65,9 +81,10 @@ fn answers(config: Option<&str>) -> Vec<String> {
     let hosts = Hosts::new();
     with_ipv6(&hosts.near, "exa", "fd09::1/64");
     with_ipv6(&hosts.far, "exb", "fd09::2/64");
+    hosts.near.command("ip addr add 10.9.0.3/24 dev exa"); // chosen by `sources`
     hosts.near.command("ip link set lo up");
     let _peer = Peer::start(&hosts);
-    hosts.lines(Command::new("python3").args(["-c", CALLS]), config)
+    hosts.lines(&mut python(), config)
 }
 
 pub(crate) fn same_answers(via: &str) {

@@ -123,6 +123,44 @@ fn udp_9_connect_follows_chosen_device() {
     }
 }
 
+#[test]
+fn udp_9_group_options_are_a_familys() {
+    let net = two_families();
+    let socket = net.bind("[::]:53").unwrap();
+    let chosen = |group| {
+        socket.connect(group).unwrap();
+        let local = socket.local_addr();
+        socket.disconnect();
+        local
+    };
+    let (v4, v6) = ("[::ffff:239.1.2.3]:9", "[ff15::1]:9");
+    socket.set_multicast_device_v4(Some(DeviceIndex(1)));
+    assert_eq!(chosen(v6), address("[fd00::1]:53"));
+    assert_eq!(chosen(v4), address("[::ffff:10.9.1.1]:53"));
+    socket.set_multicast_device_v6(Some(DeviceIndex(1)));
+    socket.set_multicast_device_v4(None);
+    assert_eq!(chosen(v6), address("[fd01::1]:53"));
+    assert_eq!(chosen(v4), address("[::ffff:10.9.0.1]:53"));
+}
+
+/// An address of the host may be chosen, on whichever device; a bound socket has its own.
+#[test]
+fn udp_9_group_source_is_chosen() {
+    let net = two_families();
+    let (any, bound) = (net.bind("0.0.0.0:53").unwrap(), net.bind("10.9.0.1:54").unwrap());
+    for (source, own) in [("10.9.1.1", "10.9.1.1:53"), ("10.77.0.1", "10.9.0.1:53")] {
+        for (socket, own) in [(&any, own), (&bound, "10.9.0.1:54")] {
+            socket.set_multicast_source_v4(Some(source.parse().unwrap()));
+            socket.connect("239.1.2.3:9").unwrap();
+            assert_eq!(socket.local_addr(), address(own), "{source}");
+            socket.disconnect();
+        }
+    }
+    any.set_multicast_source_v4(Some("10.9.1.1".parse().unwrap()));
+    any.connect("10.9.0.2:9").unwrap();
+    assert_eq!(any.local_addr(), address("10.9.0.1:53"), "no group");
+}
+
 /// Of sockets at one address the last one bound receives, whatever groups the others join and leave later.
 #[test]
 fn udp_9_join_keeps_unicast_receiver() {

@@ -18,6 +18,11 @@ def peer():
     udp.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
     udp_v6 = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     udp_v6.bind(FAR_V6)
+    of_all = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    of_all.setsockopt(socket.IPPROTO_IP, IP_RECVTTL, 1)
+    of_all.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(FAR[0]))
+    of_all.bind(("::", WHENCE_PORT))
+    of_all.settimeout(20)
     listener = socket.create_server(CONTROL)
     print("ready", flush=True)
     control = listener.accept()[0].makefile("rwb")
@@ -72,6 +77,9 @@ def peer():
             from_v6 = udp_v6 if rest else udp
             from_v6.settimeout(20)
             answer = repr(from_v6.recv(70_000)[:20])
+        elif word == "whence":
+            data, messages, _, source = of_all.recvmsg(100, 100)
+            answer = repr((data, [value for *_, value in messages], source))
         control.write(answer.encode() + b"\n")
         control.flush()
 
