@@ -69,6 +69,9 @@ pub struct Interface {
     pub tx_queues: u16,
     /// Name of the driver, if it reports one.
     pub driver: Option<String>,
+    /// True if the kernel makes its packets, without a device of its own (`IFLA_INFO_KIND`): a veth, a tunnel, a bridge, a
+    /// bond.
+    pub is_virtual: bool,
     /// Id of the attached XDP program, if any.
     pub xdp_program: Option<u32>,
     /// Settings of a TAP or TUN; `None` for other interfaces.
@@ -284,6 +287,7 @@ impl Interface {
             rx_queues: count(queues.rx),
             tx_queues: count(queues.tx),
             driver: ethtool::driver(&name).ok().filter(|driver| !driver.is_empty()),
+            is_virtual: false,
             xdp_program: None,
             tun: None,
             name,
@@ -301,6 +305,8 @@ impl Interface {
                     });
                 }
                 LinkAttribute::LinkInfo(info) => {
+                    interface.is_virtual =
+                        info.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
                     interface.tun = info.iter().find_map(|info| match info {
                         LinkInfo::Data(InfoData::Tun(said)) => Some(TunInfo::of(said)),
                         _ => None,

@@ -42,6 +42,7 @@ fn device() -> DeviceFacts {
         rx_queues: 1,
         tx_queues: 1,
         driver: Some("mlx5_core".to_owned()),
+        is_virtual: false,
         xdp_program: None,
         tun: None,
     };

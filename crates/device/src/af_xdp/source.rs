@@ -51,8 +51,8 @@ const COMPLETION_NS: u64 = 1_000_000;
 /// Interval of polls while frames are missing from the fill ring.
 const STARVED_LOOK_NS: u64 = 50_000;
 
-/// Drivers whose packets come from sockets of this machine, or of its host.
-const VIRTUAL_DRIVERS: [&str; 4] = ["veth", "tun", "virtio_net", "bridge"];
+/// Drivers whose packets may come from sockets of the machine's host: virtio, and Xen's.
+const GUEST_DRIVERS: [&str; 2] = ["virtio_net", "vif"];
 
 /// Names of the kernel's counters, in the order of their indices.
 pub(super) const COUNTS: [&str; 2] = ["rx_dropped", "rx_ring_full"];
@@ -141,10 +141,8 @@ impl XdpSource {
             index: interface.index,
             queue,
             largest_bytes: super::open::largest_frame_bytes(interface.mtu),
-            may_be_partial: interface
-                .driver
-                .as_deref()
-                .is_none_or(|of| VIRTUAL_DRIVERS.contains(&of)),
+            may_be_partial: interface.is_virtual
+                || interface.driver.as_deref().is_none_or(|of| GUEST_DRIVERS.contains(&of)),
             config,
             metadata: attached.as_ref().and_then(|attached| attached.metadata()),
             attached,

@@ -188,7 +188,11 @@ fn direct(hosts: &Hosts, program: &str, orders: impl FnOnce(&mut Servers<'_>)) {
 }
 
 fn direct_over(via: &str, hosts: &Hosts, program: &str, orders: impl FnOnce(&mut Servers<'_>)) {
-    let config = &format!("via={via} take=udp:7 spin=auto dev=exa");
+    let config = format!("via={via} take=udp:7 spin=auto dev=exa");
+    direct_by(&config, hosts, program, orders);
+}
+
+fn direct_by(config: &str, hosts: &Hosts, program: &str, orders: impl FnOnce(&mut Servers<'_>)) {
     let mut command = Command::new("python3");
     let command = preloaded(command.args(["-c", program]), config);
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -266,6 +270,31 @@ fn join_fragments_over(via: &str) {
         ask();
         assert_eq!(refused(), icmp(&hosts.near, "OutDestUnreachs"), "the kernel's alone");
         far.send_to(b"end", NEAR).unwrap();
+    });
+}
+
+/// A tunnel's packets from sockets of this machine have the sum of their pseudo headers alone, as a veth's.
+pub(crate) fn sums_are_completed() {
+    let hosts = Hosts::new();
+    for (host, own, other, inner) in [
+        (&hosts.near, "10.9.0.1", "10.9.0.2", "10.7.0.1"),
+        (&hosts.far, "10.9.0.2", "10.9.0.1", "10.7.0.2"),
+    ] {
+        host.command(&format!(
+            "ip link add vx type vxlan id 7 local {own} remote {other} dstport 4789"
+        ));
+        host.command(&format!("ip addr add {inner}/24 dev vx"));
+        host.command("ip link set vx up");
+    }
+    let far = hosts.far.run(|| UdpSocket::bind("10.7.0.2:9").unwrap());
+    far.set_read_timeout(Some(AGAIN)).unwrap();
+    let program = LENGTHS.replace("10.9.0.1", "10.7.0.1");
+    direct_by("via=af_xdp take=udp:7 spin=auto dev=vx", &hosts, &program, |_| {
+        let mut answer = [0; 8];
+        while far.recv(&mut answer).ok() != Some(1) {
+            far.send_to(b"datagram", "10.7.0.1:7").unwrap();
+        }
+        far.send_to(b"end", "10.7.0.1:7").unwrap();
     });
 }
 

@@ -117,6 +117,7 @@ fn main() {
         ("exe_5_children_see_owners_end", relays::owner_is_killed),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_2_fragments_are_joined", datagrams::fragments_are_joined),
+        ("exe_2_sums_of_tunnels_are_completed", datagrams::sums_are_completed),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
         ("exe_8_child_sends_by_parents_socket", datagrams::child_sends),
         ("exe_8_child_asks_by_connected_socket", datagrams::child_asks),
