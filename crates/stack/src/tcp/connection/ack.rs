@@ -168,6 +168,10 @@ impl Connection {
     /// An ACK of what was acknowledged before: only its blocks may be news.
     fn acknowledge_old(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
         let prior_una = self.send.una;
+        if self.is_predicted_ack(segment) {
+            // As the kernel, whose fast path takes the timestamp before it looks at the number.
+            self.note_timestamp(segment, cx.now_us);
+        }
         if self.is_too_old(segment.ack) {
             if self.state != State::SynReceived {
                 self.challenge(cx);
