@@ -317,7 +317,8 @@ impl Connection {
             }
             let last_us = facts.last_sacked_us.or(facts.last_sent_us.filter(|_| is_once));
             let last_us = last_us.map_or(sample_us, since);
-            if !self.is_delayed(prior_una, facts) || Some(last_us) <= self.rtt.min_us() {
+            let is_smallest = self.rtt.min_us().is_none_or(|min_us| last_us <= min_us);
+            if is_smallest || !self.is_delayed(prior_una, facts) {
                 self.rtt.note_smallest(last_us, now_us);
             }
             self.rtt.estimate(sample_us, is_new_round);
