@@ -2,8 +2,8 @@
 //! interactive modes (`__tcp_ack_snd_check`).
 
 use super::super::config::{
-    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, DUP_THRESHOLD, MAX_QUICKACKS, RTO_MAX_US, SECOND,
-    us_u32,
+    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, DUP_THRESHOLD, MAX_QUICKACKS, MS, RTO_MAX_US,
+    SECOND, us_u32,
 };
 use super::super::seq::Seq;
 use super::super::wire::options::TIMESTAMPS_BYTES;
@@ -13,6 +13,8 @@ use super::{Connection, Context};
 /// Smallest segment size that is assumed of a peer (`TCP_MIN_MSS`).
 pub(super) const SEGMENT_MIN: u32 = 88;
 
+/// Time until the kernel's next tick, in µs, when a timer without a delay fires: at 1000 Hz.
+const TICK_US: u64 = MS;
 /// ACKs that one stands for, at most (`tcp_comp_sack_nr`), and the time that it waits (`tcp_comp_sack_delay_ns`).
 const COMPRESSED_MAX: u8 = 44;
 const COMPRESSED_MAX_US: u64 = 1_000;
@@ -317,11 +319,8 @@ impl Connection {
 
     /// `tcp_send_delayed_ack`.
     fn delay_ack(&mut self, cx: &mut Context<'_>) {
-        let mut delay_us = self.delayed.delay_us();
-        if delay_us == 0 {
-            // No data yet, but a FIN: nothing is worth waiting for.
-            return self.send_ack(cx);
-        }
+        // No data yet, but a FIN: what is written, or closed, at once takes its ACK along.
+        let mut delay_us = self.delayed.delay_us().max(TICK_US);
         if delay_us > DELACK_MIN_US {
             let interactive = self.delayed.is_pingpong || self.delayed.pushed;
             let mut most_us = if interactive { DELACK_MAX_US } else { SECOND / 2 };
