@@ -41,8 +41,10 @@ pub(super) struct DelayedAck {
     /// Time of the last data, in µs.
     last_us: u64,
     /// Estimate of the peer's segment size (`rcv_mss`), and the last one that was smaller (`last_seg_size`).
-    segment_bytes: u32,
+    segment_bytes: u16,
     last_segment_bytes: u16,
+    /// Segment size that our SYN announced; 0 until the connection is open.
+    announced_bytes: u16,
     /// Gap of which ACKs were sent at once, and their number (`dup_ack_counter`).
     duplicates_of: Seq,
     duplicates: u8,
@@ -53,9 +55,16 @@ pub(super) struct DelayedAck {
 }
 
 impl DelayedAck {
-    pub(super) fn begin(&mut self, window: u32, mss: u32) {
+    /// Begins with a window, segments that are assumed to be as long as `mss`, and those that were announced.
+    pub(super) fn begin(&mut self, window: u32, mss: u32, announced: u32) {
         let segment = mss.min(window / 2).min(DEFAULT_MSS.into());
-        self.segment_bytes = segment.max(SEGMENT_MIN);
+        self.set_segment(segment.max(SEGMENT_MIN));
+        self.announced_bytes = u16::try_from(announced).unwrap_or(u16::MAX);
+    }
+
+    /// Segment size that our SYN announced; `None` until the connection is open.
+    pub(super) fn announced(&self) -> Option<u32> {
+        (self.announced_bytes > 0).then_some(self.announced_bytes.into())
     }
 
     fn delay_us(&self) -> u64 {
@@ -77,7 +86,11 @@ impl DelayedAck {
     }
 
     pub(super) fn segment_bytes(&self) -> u32 {
-        self.segment_bytes
+        self.segment_bytes.into()
+    }
+
+    fn set_segment(&mut self, len_bytes: u32) {
+        self.segment_bytes = u16::try_from(len_bytes).unwrap_or(u16::MAX);
     }
 
     pub(super) fn schedule(&mut self) {
@@ -153,7 +166,7 @@ impl DelayedAck {
     }
 
     fn raise_quick(&mut self, window: u32, most: u8) {
-        let halves = window / (2 * self.segment_bytes.max(1));
+        let halves = window / (2 * self.segment_bytes().max(1));
         let acks = if halves == 0 { 2 } else { halves }.min(most.into());
         self.quick = self.quick.max(u8::try_from(acks).unwrap_or(most));
     }
@@ -163,9 +176,9 @@ impl DelayedAck {
     fn measure(&mut self, segment: &Segment, largest: u32, fixed: u32) -> bool {
         let len = segment.segment_len;
         let last = std::mem::take(&mut self.last_segment_bytes);
-        if len >= self.segment_bytes {
-            let is_larger = len > self.segment_bytes;
-            self.segment_bytes = len.min(largest);
+        if len >= self.segment_bytes() {
+            let is_larger = len > self.segment_bytes();
+            self.set_segment(len.min(largest));
             self.pushed |= segment.has(Flags::PSH);
             return is_larger;
         }
@@ -178,7 +191,7 @@ impl DelayedAck {
             self.last_segment_bytes = u16::try_from(whole).unwrap_or(u16::MAX);
             if u32::from(last) == whole {
                 // Two in a row: it sends smaller ones.
-                self.segment_bytes = whole;
+                self.set_segment(whole);
                 return false;
             }
         }
@@ -232,7 +245,7 @@ impl DelayedAck {
     /// True if reading calls for an ACK (`tcp_cleanup_rbuf`).
     pub(super) fn is_due_after_read(&self, unacked: u32, is_empty: bool) -> bool {
         self.is_scheduled
-            && (unacked > self.segment_bytes
+            && (unacked > self.segment_bytes()
                 || is_empty && (self.pushed_twice || self.pushed && !self.is_pingpong))
     }
 
@@ -268,7 +281,7 @@ impl Connection {
         let unacked = self.receive.next.bytes_since(self.receive.acked);
         // A reader that waits for more does not open the window.
         let unread = self.receive.next - self.read_seq();
-        let is_second = unacked > self.delayed.segment_bytes
+        let is_second = unacked > self.delayed.segment_bytes()
             && (unread < self.options.rare.low_water_bytes
                 || self.free_window(cx) >= self.receive.window);
         if is_second || self.delayed.is_due || self.delayed.is_quick() {
