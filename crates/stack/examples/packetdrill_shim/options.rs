@@ -267,6 +267,11 @@ impl Shim {
                 let rto_max_us = std::num::NonZeroU32::new(max_us);
                 self.set_options(fd, |options| options.rto_max_us = rto_max_us)
             }
+            libc::TCP_THIN_LINEAR_TIMEOUTS => {
+                let number = number?;
+                self.keep(fd, (libc::IPPROTO_TCP, name), number)?;
+                self.set_options(fd, |options| options.thin_linear_timeouts = number != 0)
+            }
             libc::TCP_DEFER_ACCEPT => {
                 let retries = retransmissions_in(number?.max(0).cast_unsigned());
                 self.set_options(fd, |options| options.defer_retries = retries)

@@ -335,6 +335,8 @@ pub struct TcpOptions {
     /// Highest retransmission time-out, from a second to two minutes, in µs; `None` for that of the settings
     /// (`TCP_RTO_MAX_MS`).
     pub rto_max_us: Option<NonZeroU32>,
+    /// The first time-outs of a connection with few segments in flight are of one length (`TCP_THIN_LINEAR_TIMEOUTS`).
+    pub thin_linear_timeouts: bool,
     /// SYN-ACKs that are sent again before a connection without data is accepted; 0 to accept at once
     /// (`TCP_DEFER_ACCEPT`).
     pub defer_retries: u8,
@@ -409,6 +411,7 @@ impl TcpOptions {
         fin_timeout_us: None,
         syn_retries: None,
         rto_max_us: None,
+        thin_linear_timeouts: false,
         defer_retries: 0,
         congestion: None,
         quick_acks: true,

@@ -168,6 +168,10 @@ impl Connection {
     /// An ACK of what was acknowledged before: only its blocks may be news.
     fn acknowledge_old(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
         let prior_una = self.send.una;
+        if self.is_predicted_ack(segment) {
+            // As the kernel, whose fast path takes the timestamp before it looks at the number.
+            self.note_timestamp(segment, cx.now_us);
+        }
         if self.is_too_old(segment.ack) {
             if self.state != State::SynReceived {
                 self.challenge(cx);
@@ -313,7 +317,8 @@ impl Connection {
             }
             let last_us = facts.last_sacked_us.or(facts.last_sent_us.filter(|_| is_once));
             let last_us = last_us.map_or(sample_us, since);
-            if !self.is_delayed(prior_una, facts) || Some(last_us) <= self.rtt.min_us() {
+            let is_smallest = self.rtt.min_us().is_none_or(|min_us| last_us <= min_us);
+            if is_smallest || !self.is_delayed(prior_una, facts) {
                 self.rtt.note_smallest(last_us, now_us);
             }
             self.rtt.estimate(sample_us, is_new_round);

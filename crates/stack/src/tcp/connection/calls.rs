@@ -123,14 +123,21 @@ impl Connection {
         mode: ReadMode,
         cx: &mut Context<'_>,
     ) -> Result<usize, TcpError> {
-        self.skip_urgent(cx);
+        let passed = match mode {
+            ReadMode::Take => {
+                self.skip_urgent(cx);
+                0
+            }
+            // A look passes the urgent byte, and leaves it.
+            ReadMode::Peek => usize::from(self.is_urgent_next()),
+        };
         let before_urgent = match self.urgent_seq() {
             // A byte that stays in the stream is read with those behind it.
             Some(urgent) if urgent.is_after(self.read_seq()) => (urgent - self.read_seq()) as usize,
             _ => usize::MAX,
         };
         let len = room.len().min(before_urgent);
-        let copied = self.receive.queue.peek(0, &mut room[..len]);
+        let copied = self.receive.queue.peek(passed, &mut room[..len]);
         if copied == 0 {
             return self.nothing_to_read(room.is_empty());
         }

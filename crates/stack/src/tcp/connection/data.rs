@@ -188,22 +188,36 @@ impl Connection {
     /// True of a segment without surprises that fits in the page of memory that the connection is charged for
     /// already: it is taken whatever the queue has (`tcp_rcv_established`, `sk_forward_alloc`).
     fn is_charged(&self, segment: &Segment, truesize: u32) -> bool {
-        let is_predicted = segment.flags.with(Flags::PSH) == Flags::ACK.with(Flags::PSH)
+        let used = self.receive.queue.truesize().saturating_add(self.queued_memory());
+        self.is_expected(segment) && truesize <= used.next_multiple_of(PAGE_BYTES) - used
+    }
+
+    /// True of a segment with the next number, of a connection without a gap or an urgent byte (`tcp_fast_path_check`).
+    fn is_expected(&self, segment: &Segment) -> bool {
+        segment.flags.with(Flags::PSH) == Flags::ACK.with(Flags::PSH)
             && segment.seq == self.receive.next
             && self.receive.window > 0
             && self.receive.urgent.is_none()
-            && !self.receive.queue.has_gap();
-        let used = self.receive.queue.truesize().saturating_add(self.queued_memory());
-        is_predicted && truesize <= used.next_multiple_of(PAGE_BYTES) - used
+            && !self.receive.queue.has_gap()
     }
 
     /// True of data that the kernel queues before it looks at their ACK (`tcp_rcv_established`).
     pub(super) fn is_predicted(&self, packet: Option<&Packet>, segment: &Segment) -> bool {
-        self.state == State::Established
+        self.is_of_fast_path(segment)
             && segment.payload_len > 0
+            && packet.is_some_and(|packet| self.is_charged(segment, packet.frame.truesize()))
+    }
+
+    /// True of an ACK without data that takes the kernel's fast path.
+    pub(super) fn is_predicted_ack(&self, segment: &Segment) -> bool {
+        self.is_of_fast_path(segment) && segment.payload_len == 0 && self.is_expected(segment)
+    }
+
+    /// True of a segment with the usual options and the window that is known, of an open connection.
+    fn is_of_fast_path(&self, segment: &Segment) -> bool {
+        self.state == State::Established
             && segment.options_len == self.option_bytes()
             && self.scaled_window(segment) == self.send.window
-            && packet.is_some_and(|packet| self.is_charged(segment, packet.frame.truesize()))
     }
 
     /// True if the queue takes a packet, as it and all others are within their limits (`tcp_can_ingest`,

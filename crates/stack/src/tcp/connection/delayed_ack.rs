@@ -2,8 +2,8 @@
 //! interactive modes (`__tcp_ack_snd_check`).
 
 use super::super::config::{
-    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, DUP_THRESHOLD, MAX_QUICKACKS, RTO_MAX_US, SECOND,
-    us_u32,
+    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, DUP_THRESHOLD, MAX_QUICKACKS, MS, RTO_MAX_US,
+    SECOND, us_u32,
 };
 use super::super::seq::Seq;
 use super::super::wire::options::TIMESTAMPS_BYTES;
@@ -13,6 +13,8 @@ use super::{Connection, Context};
 /// Smallest segment size that is assumed of a peer (`TCP_MIN_MSS`).
 pub(super) const SEGMENT_MIN: u32 = 88;
 
+/// Time until the kernel's next tick, in µs, when a timer without a delay fires: at 1000 Hz.
+const TICK_US: u64 = MS;
 /// ACKs that one stands for, at most (`tcp_comp_sack_nr`), and the time that it waits (`tcp_comp_sack_delay_ns`).
 const COMPRESSED_MAX: u8 = 44;
 const COMPRESSED_MAX_US: u64 = 1_000;
@@ -39,8 +41,10 @@ pub(super) struct DelayedAck {
     /// Time of the last data, in µs.
     last_us: u64,
     /// Estimate of the peer's segment size (`rcv_mss`), and the last one that was smaller (`last_seg_size`).
-    segment_bytes: u32,
+    segment_bytes: u16,
     last_segment_bytes: u16,
+    /// Segment size that our SYN announced; 0 until the connection is open.
+    announced_bytes: u16,
     /// Gap of which ACKs were sent at once, and their number (`dup_ack_counter`).
     duplicates_of: Seq,
     duplicates: u8,
@@ -51,9 +55,16 @@ pub(super) struct DelayedAck {
 }
 
 impl DelayedAck {
-    pub(super) fn begin(&mut self, window: u32, mss: u32) {
+    /// Begins with a window, segments that are assumed to be as long as `mss`, and those that were announced.
+    pub(super) fn begin(&mut self, window: u32, mss: u32, announced: u32) {
         let segment = mss.min(window / 2).min(DEFAULT_MSS.into());
-        self.segment_bytes = segment.max(SEGMENT_MIN);
+        self.set_segment(segment.max(SEGMENT_MIN));
+        self.announced_bytes = u16::try_from(announced).unwrap_or(u16::MAX);
+    }
+
+    /// Segment size that our SYN announced; `None` until the connection is open.
+    pub(super) fn announced(&self) -> Option<u32> {
+        (self.announced_bytes > 0).then_some(self.announced_bytes.into())
     }
 
     fn delay_us(&self) -> u64 {
@@ -75,7 +86,11 @@ impl DelayedAck {
     }
 
     pub(super) fn segment_bytes(&self) -> u32 {
-        self.segment_bytes
+        self.segment_bytes.into()
+    }
+
+    fn set_segment(&mut self, len_bytes: u32) {
+        self.segment_bytes = u16::try_from(len_bytes).unwrap_or(u16::MAX);
     }
 
     pub(super) fn schedule(&mut self) {
@@ -151,7 +166,7 @@ impl DelayedAck {
     }
 
     fn raise_quick(&mut self, window: u32, most: u8) {
-        let halves = window / (2 * self.segment_bytes.max(1));
+        let halves = window / (2 * self.segment_bytes().max(1));
         let acks = if halves == 0 { 2 } else { halves }.min(most.into());
         self.quick = self.quick.max(u8::try_from(acks).unwrap_or(most));
     }
@@ -161,9 +176,9 @@ impl DelayedAck {
     fn measure(&mut self, segment: &Segment, largest: u32, fixed: u32) -> bool {
         let len = segment.segment_len;
         let last = std::mem::take(&mut self.last_segment_bytes);
-        if len >= self.segment_bytes {
-            let is_larger = len > self.segment_bytes;
-            self.segment_bytes = len.min(largest);
+        if len >= self.segment_bytes() {
+            let is_larger = len > self.segment_bytes();
+            self.set_segment(len.min(largest));
             self.pushed |= segment.has(Flags::PSH);
             return is_larger;
         }
@@ -176,7 +191,7 @@ impl DelayedAck {
             self.last_segment_bytes = u16::try_from(whole).unwrap_or(u16::MAX);
             if u32::from(last) == whole {
                 // Two in a row: it sends smaller ones.
-                self.segment_bytes = whole;
+                self.set_segment(whole);
                 return false;
             }
         }
@@ -230,7 +245,7 @@ impl DelayedAck {
     /// True if reading calls for an ACK (`tcp_cleanup_rbuf`).
     pub(super) fn is_due_after_read(&self, unacked: u32, is_empty: bool) -> bool {
         self.is_scheduled
-            && (unacked > self.segment_bytes
+            && (unacked > self.segment_bytes()
                 || is_empty && (self.pushed_twice || self.pushed && !self.is_pingpong))
     }
 
@@ -266,7 +281,7 @@ impl Connection {
         let unacked = self.receive.next.bytes_since(self.receive.acked);
         // A reader that waits for more does not open the window.
         let unread = self.receive.next - self.read_seq();
-        let is_second = unacked > self.delayed.segment_bytes
+        let is_second = unacked > self.delayed.segment_bytes()
             && (unread < self.options.rare.low_water_bytes
                 || self.free_window(cx) >= self.receive.window);
         if is_second || self.delayed.is_due || self.delayed.is_quick() {
@@ -317,11 +332,8 @@ impl Connection {
 
     /// `tcp_send_delayed_ack`.
     fn delay_ack(&mut self, cx: &mut Context<'_>) {
-        let mut delay_us = self.delayed.delay_us();
-        if delay_us == 0 {
-            // No data yet, but a FIN: nothing is worth waiting for.
-            return self.send_ack(cx);
-        }
+        // No data yet, but a FIN: what is written, or closed, at once takes its ACK along.
+        let mut delay_us = self.delayed.delay_us().max(TICK_US);
         if delay_us > DELACK_MIN_US {
             let interactive = self.delayed.is_pingpong || self.delayed.pushed;
             let mut most_us = if interactive { DELACK_MAX_US } else { SECOND / 2 };

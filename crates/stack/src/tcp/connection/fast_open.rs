@@ -296,7 +296,8 @@ impl Connection {
         self.send.window_seq = segment.seq;
         self.set_mss(cx.config);
         self.send.last_data_us = cx.now_us;
-        self.delayed.begin(self.receive.window, self.announced_payload().min(self.send.mss));
+        let mss = self.announced_payload().min(self.send.mss);
+        self.delayed.begin(self.receive.window, mss, self.announced_mss());
         if self.shut.send {
             // Shut down before: the FIN goes out now.
             self.close_sending(cx);

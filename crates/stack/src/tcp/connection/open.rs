@@ -228,8 +228,11 @@ impl Connection {
         connection
     }
 
-    /// Segment size that our SYNs announce.
+    /// Segment size that our SYNs announce, by the path as it is then.
     pub(super) fn announced_mss(&self) -> u32 {
+        if let Some(announced) = self.delayed.announced() {
+            return announced;
+        }
         let of_path = self.send.path_mtu.saturating_sub(self.flow().header_bytes());
         of_path.min(self.options.rare.max_segment.map_or(u32::MAX, u32::from)).max(MIN_MSS)
     }
@@ -438,7 +441,7 @@ impl Connection {
         if self.options.rare.sndbuf.is_none() {
             self.expand_send_buffer(cx);
         }
-        self.delayed.begin(self.receive.window, mss);
+        self.delayed.begin(self.receive.window, mss, self.announced_mss());
         self.arm_keepalive(cx.now_us);
         self.rtt.set_fallback();
     }

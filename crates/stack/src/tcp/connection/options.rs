@@ -41,6 +41,7 @@ pub(super) struct RareOptions {
     pub(super) zero_copy: bool,
     pub(super) timestamping: Timestamping,
     quick_acks: bool,
+    pub(super) thin_linear_timeouts: bool,
 }
 
 impl RareOptions {
@@ -65,6 +66,7 @@ impl RareOptions {
             zero_copy: options.zero_copy,
             timestamping: options.timestamping,
             quick_acks: options.quick_acks,
+            thin_linear_timeouts: options.thin_linear_timeouts,
         }
     }
 }
@@ -133,6 +135,7 @@ impl ConnectionOptions {
             rto_max_us: rare.rto_max_us,
             congestion: self.congestion,
             quick_acks: rare.quick_acks,
+            thin_linear_timeouts: rare.thin_linear_timeouts,
             tos: self.tos,
             ttl: self.ttl,
             tells_path_errors: self.tells_path_errors,

@@ -72,7 +72,7 @@ impl Connection {
             State::SynReceived => self.send.initial + 1,
             _ => self.send.una,
         };
-        if !segment.ack.is_after(self.send.una) && self.is_predicted(packet.as_ref(), segment) {
+        if !segment.ack.is_after(self.send.next) && self.is_predicted(packet.as_ref(), segment) {
             return self.take_predicted(packet, segment, cx);
         }
         let acknowledged = self.acknowledge(segment, cx);
@@ -102,8 +102,8 @@ impl Connection {
         Answer::None
     }
 
-    /// Takes predicted data that acknowledge nothing new, before their ACK, as the kernel does (`tcp_rcv_established`).
-    /// The answer to an ACK that is far too old acknowledges the data. Less than a segment is not sent then.
+    /// Takes predicted data before their ACK, as the kernel does (`tcp_rcv_established`): what the ACK has sent again, or the
+    /// answer to one far too old, acknowledges them. If it acknowledges nothing, less than a segment is not sent.
     fn take_predicted(
         &mut self,
         packet: &mut Option<Packet>,
@@ -114,14 +114,16 @@ impl Connection {
         self.note_timestamp(segment, cx.now_us);
         self.queue_payload(packet, segment, cx);
         self.tally.bytes_received += u64::from(self.receive.next - next);
-        let is_old = segment.ack.is_before(self.send.una);
-        if is_old {
+        let una = self.send.una;
+        let is_other = segment.ack != una;
+        if is_other {
             // Far too old or not, the data are taken.
             let _ = self.acknowledge(segment, cx);
+            self.tally.bytes_acked += u64::from(self.send.una.bytes_since(una));
         } else {
             self.send.window_seq = segment.seq;
         }
-        if is_old || self.unsent_bytes() >= self.send.mss {
+        if is_other || self.unsent_bytes() >= self.send.mss {
             self.send_queued(cx);
             self.check_send_buffer(cx);
         }

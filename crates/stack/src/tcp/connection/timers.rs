@@ -9,6 +9,9 @@ use super::{Connection, Context, State, ms_since, stamp_ms};
 
 /// Time after which a window probe that found no frame is tried again (`TCP_RESOURCE_PROBE_INTERVAL`), in µs.
 const FRAME_WAIT_US: u64 = 500 * MS;
+/// Segments in flight below which a connection is thin, and its time-outs of one length (`TCP_THIN_LINEAR_RETRIES`).
+const THIN_SEGMENTS: u32 = 4;
+const THIN_LINEAR_RETRIES: u8 = 6;
 
 /// Purpose of the timer that waits for the peer (`icsk_pending`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -237,11 +240,24 @@ impl Connection {
         self.retransmit(0, Cause::Timeout, cx);
         let is_linear = self.state == State::SynSent
             && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;
-        if !is_linear {
+        if self.is_thin() {
+            self.recovery.backoff = 0;
+            self.rtt.set_backoff(0);
+        } else if !is_linear {
             self.back_off();
         }
         let at_us = cx.now_us + self.clamp_to_user_timeout(self.rtt.rto_us(), cx.now_us);
         self.timers.set_retransmit(at_us);
+    }
+
+    /// True if the time-out stays as it is: so few segments are in flight that their loss is found by time-outs only, and the
+    /// option says so (`tcp_stream_is_thin`).
+    fn is_thin(&self) -> bool {
+        self.options.rare.thin_linear_timeouts
+            && self.state == State::Established
+            && self.sent.len() < THIN_SEGMENTS
+            && self.congestion.ssthresh < u32::MAX
+            && self.recovery.retransmits <= THIN_LINEAR_RETRIES
     }
 
     /// The window shrank to nothing with data in flight: the head is tried on.

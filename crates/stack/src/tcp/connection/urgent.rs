@@ -59,10 +59,15 @@ impl Connection {
 
     /// Removes an urgent byte that is next, unless it belongs to the stream (RFC 6093).
     pub(super) fn skip_urgent(&mut self, cx: &mut Context<'_>) {
-        if self.is_at_urgent() && !self.options.oob_inline && self.receive.queue.len_bytes() > 0 {
+        if self.is_urgent_next() {
             self.receive.queue.consume(1, cx.pool);
             self.receive.urgent = None;
         }
+    }
+
+    /// True if the first byte to be read is an urgent one that does not belong to the stream.
+    pub(super) fn is_urgent_next(&self) -> bool {
+        self.is_at_urgent() && !self.options.oob_inline && self.receive.queue.len_bytes() > 0
     }
 
     /// True if an urgent byte can be taken (`EPOLLPRI`).

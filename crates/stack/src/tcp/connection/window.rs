@@ -296,7 +296,6 @@ impl Connection {
     /// (`tcp_clamp_window`).
     pub(super) fn clamp_buffer(&mut self, cx: &Context<'_>) {
         self.delayed.leave_quick();
-        // The peer's segments may be longer than those of a path that has become narrower for ours.
         let segment = self.announced_payload().max(self.delayed.segment_bytes());
         let (queued, smallest) = (self.receive.queue.truesize(), 2 * segment);
         let is_fixed = self.options.rare.rcvbuf.is_some() || cx.memory.is_tight;

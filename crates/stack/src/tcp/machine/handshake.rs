@@ -524,10 +524,6 @@ fn is_in_window(request: &Request, segment: &Segment) -> bool {
     let start = request.peer_sequence + 1;
     let end = start + u32::from(request.told_window());
     let (seq, seq_end) = (segment.seq, segment.end());
-    if seq == request.peer_sequence && segment.has(Flags::SYN) {
-        // The SYN-ACK of a simultaneous open: its SYN is known.
-        return true;
-    }
     seq == start || seq_end.is_after(start) && seq.is_before(end) || seq == end && seq == seq_end
 }
 
