@@ -16,7 +16,7 @@ use tracing::warn;
 use crate::failure::Failure;
 use crate::options::{HashOptions, check_queues};
 use crate::records::{warn_of_damaged, warn_of_unread};
-use crate::table::grouped;
+use crate::table::{counted, grouped};
 
 /// Maximum number of packets that are read of a capture.
 const PACKETS_MAX: usize = 1 << 24;
@@ -129,10 +129,10 @@ impl LoadAdvice {
         let BalanceAdvice { value, why } = &self.rps_balance;
         let row = ["rps_balance".to_owned(), (*value).to_owned(), why.clone()];
         format!(
-            "\nload of the capture: {} packets of {} flows, the heaviest with {heaviest_percent} %\n\n\
+            "\nload of the capture: {} of {}, the heaviest with {heaviest_percent} %\n\n\
              {}\n\n{}",
-            grouped(*packets),
-            grouped(*flows),
+            counted(*packets, "packet"),
+            counted(*flows, "flow"),
             shares.trim_fmt(),
             super::aligned(["knob", "value", "why"], [row]),
         )
