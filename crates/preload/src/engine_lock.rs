@@ -2,7 +2,7 @@
 //! Also the order of such engines, and the slots of the processes that run one.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -27,6 +27,12 @@ const FORKS: usize = 2;
 const COPIES: usize = FORKS + COUNTED;
 const WORDS: usize = COPIES + COUNTED;
 const COUNTED: usize = 64;
+
+/// Files of a lock: of the engines, of the table, and the ends of the mailbox.
+pub(crate) const FILES: usize = 4;
+
+/// Sizes of what the files have: a library with others cannot use them.
+pub(crate) const LAYOUT: [usize; 2] = [WORDS, SharedTable::WORDS];
 
 /// Pause before a number is locked again.
 const RETRY: Duration = Duration::from_millis(1);
@@ -62,6 +68,29 @@ impl EngineLock {
         let (slots, mailbox) = (Arc::new(slots), Arc::new(Mailbox::new()?));
         let (file, evicting) = (Arc::new(file), Mutex::default());
         Ok(Self { file, words, number: 0, slots, shares, mailbox, evicting })
+    }
+
+    /// Lock by the [files](Self::files) and the number that this process had as another program.
+    pub(crate) fn of_files(
+        [file, slots, near, far]: [Hidden; FILES],
+        number: u32,
+    ) -> io::Result<Self> {
+        let words = abi::kept_words(file.as_fd())?;
+        let shares = Arc::new(Shares::new(SharedTable::kept(slots.as_fd())?));
+        let (slots, mailbox) = (Arc::new(slots), Arc::new(Mailbox::of_ends(near, far)));
+        let (file, evicting) = (Arc::new(file), Mutex::default());
+        Ok(Self { file, words, number, slots, shares, mailbox, evicting })
+    }
+
+    /// Number of the engine.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Files that all processes share.
+    pub(crate) fn files(&self) -> [BorrowedFd<'_>; FILES] {
+        let [near, far] = self.mailbox.ends();
+        [self.file.as_fd(), self.slots.as_fd(), near, far]
     }
 
     /// Lock of another engine, for another process.

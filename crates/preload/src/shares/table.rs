@@ -56,6 +56,8 @@ pub(super) const PRINT_SHIFT: u32 = SYN_SHIFT + 8;
 pub(crate) struct SharedTable(pub(super) &'static [AtomicU64; WORDS]);
 
 impl SharedTable {
+    pub(crate) const WORDS: usize = WORDS;
+
     /// Maps the table into this process, and into all that it forks.
     pub(crate) fn new(file: BorrowedFd<'_>) -> std::io::Result<Self> {
         let this = Self(abi::shared_words(file)?);
@@ -67,6 +69,11 @@ impl SharedTable {
         let key = forebay_sys::random_key().first_chunk().map_or(0, |key| u32::from_ne_bytes(*key));
         this.0[KEY].store(key.into(), SeqCst);
         Ok(this)
+    }
+
+    /// Maps a table that other processes use.
+    pub(crate) fn kept(file: BorrowedFd<'_>) -> std::io::Result<Self> {
+        abi::kept_words(file).map(Self)
     }
 
     pub(super) fn secret(self) -> [u8; 16] {
