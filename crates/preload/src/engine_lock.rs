@@ -281,6 +281,8 @@ pub(crate) mod tests {
     use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
 
+    use forebay_stack::Division;
+
     use super::*;
 
     /// Another process, which has the lock of a slot until it is dropped.
@@ -353,6 +355,19 @@ sys.stdin.read()
         next.before_copy();
         next.note_copy();
         assert!(!next.may_be_others(), "this process has all copies");
+    }
+
+    #[test]
+    fn exe_10_kept_lock_shares_all() {
+        let before = EngineLock::new().unwrap();
+        before.enter(before.reserve().unwrap());
+        let files = before.files().map(|file| Hidden::duplicate(file).unwrap());
+        let kept = EngineLock::of_files(files, before.number()).unwrap();
+        let [ours, its] = [&kept, &before].map(|lock| lock.shares());
+        assert_eq!((ours.secret(), ours.origin_ns()), (its.secret(), its.origin_ns()));
+        assert_eq!((ours.own(), kept.changes()), (None, before.changes()));
+        let files = [(); FILES].map(|()| memory_file("too-short").unwrap());
+        assert!(EngineLock::of_files(files, 0).is_err());
     }
 
     #[test]
