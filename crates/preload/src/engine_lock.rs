@@ -2,7 +2,7 @@
 //! Also the order of such engines, and the slots of the processes that run one.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -27,6 +27,12 @@ const FORKS: usize = 2;
 const COPIES: usize = FORKS + COUNTED;
 const WORDS: usize = COPIES + COUNTED;
 const COUNTED: usize = 64;
+
+/// Files of a lock: of the engines, of the table, and the ends of the mailbox.
+pub(crate) const FILES: usize = 4;
+
+/// Sizes of what the files have: a library with others cannot use them.
+pub(crate) const LAYOUT: [usize; 2] = [WORDS, SharedTable::WORDS];
 
 /// Pause before a number is locked again.
 const RETRY: Duration = Duration::from_millis(1);
@@ -62,6 +68,29 @@ impl EngineLock {
         let (slots, mailbox) = (Arc::new(slots), Arc::new(Mailbox::new()?));
         let (file, evicting) = (Arc::new(file), Mutex::default());
         Ok(Self { file, words, number: 0, slots, shares, mailbox, evicting })
+    }
+
+    /// Lock by the [files](Self::files) and the number that this process had as another program.
+    pub(crate) fn of_files(
+        [file, slots, near, far]: [Hidden; FILES],
+        number: u32,
+    ) -> io::Result<Self> {
+        let words = abi::kept_words(file.as_fd())?;
+        let shares = Arc::new(Shares::new(SharedTable::kept(slots.as_fd())?));
+        let (slots, mailbox) = (Arc::new(slots), Arc::new(Mailbox::of_ends(near, far)));
+        let (file, evicting) = (Arc::new(file), Mutex::default());
+        Ok(Self { file, words, number, slots, shares, mailbox, evicting })
+    }
+
+    /// Number of the engine.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Files that all processes share.
+    pub(crate) fn files(&self) -> [BorrowedFd<'_>; FILES] {
+        let [near, far] = self.mailbox.ends();
+        [self.file.as_fd(), self.slots.as_fd(), near, far]
     }
 
     /// Lock of another engine, for another process.
@@ -252,6 +281,8 @@ pub(crate) mod tests {
     use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
 
+    use forebay_stack::Division;
+
     use super::*;
 
     /// Another process, which has the lock of a slot until it is dropped.
@@ -324,6 +355,19 @@ sys.stdin.read()
         next.before_copy();
         next.note_copy();
         assert!(!next.may_be_others(), "this process has all copies");
+    }
+
+    #[test]
+    fn exe_10_kept_lock_shares_all() {
+        let before = EngineLock::new().unwrap();
+        before.enter(before.reserve().unwrap());
+        let files = before.files().map(|file| Hidden::duplicate(file).unwrap());
+        let kept = EngineLock::of_files(files, before.number()).unwrap();
+        let [ours, its] = [&kept, &before].map(|lock| lock.shares());
+        assert_eq!((ours.secret(), ours.origin_ns()), (its.secret(), its.origin_ns()));
+        assert_eq!((ours.own(), kept.changes()), (None, before.changes()));
+        let files = [(); FILES].map(|()| memory_file("too-short").unwrap());
+        assert!(EngineLock::of_files(files, 0).is_err());
     }
 
     #[test]

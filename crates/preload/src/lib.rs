@@ -43,6 +43,7 @@ mod shares; //      division of new connections and datagrams among processes wi
 mod mailbox; //     connections that a process passes on to another
 mod passing; //     connections that a closed listener leaves to other processes
 mod relay; //       connections that other processes use, too
+mod kept; //        listeners for the program that a process runs next
 mod membership; //  changes of that division, and filters that let its packets pass
 mod control; //     control socket of the program
 mod errno; //       errors as the kernel's numbers

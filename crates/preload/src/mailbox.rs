@@ -1,5 +1,7 @@
 //! Queue of connections that one process of a program passes on to another. All processes share it.
 
+use std::os::fd::{AsFd, BorrowedFd};
+
 use forebay_stack::tcp::PassedConnection;
 use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
@@ -22,6 +24,16 @@ impl Mailbox {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         Ok(Self { near: Hidden::new(near)?, far: Hidden::new(far)? })
+    }
+
+    /// Mailbox by its [ends](Self::ends).
+    pub(crate) fn of_ends(near: Hidden, far: Hidden) -> Self {
+        Self { near, far }
+    }
+
+    /// Ends, which another program of this process may have.
+    pub(crate) fn ends(&self) -> [BorrowedFd<'_>; 2] {
+        [self.near.as_fd(), self.far.as_fd()]
     }
 
     /// Puts in a connection for another process, and the number of attempts so far to go on with it.

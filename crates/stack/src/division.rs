@@ -14,6 +14,10 @@ pub trait Division: fmt::Debug + Send + Sync {
     /// Secret of the sequence numbers, cookies and timestamps of all processes.
     fn secret(&self) -> [u8; 16];
 
+    /// Time 0 of all processes, of the machine's clock, in nanoseconds: one that goes on with another's connection has the same
+    /// timestamps, and reads its cookies.
+    fn origin_ns(&self) -> u64;
+
     /// True if this process takes the datagrams of a flow, if it has a socket for them.
     fn takes_datagrams(&self, flow: &Flow) -> bool;
 

@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
+
+use rustix::time::ClockId;
+
+use crate::cpus::clock_ns;
 
 /// Clock that all of an engine's threads agree on.
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// The machine's monotonic clock.
     Machine {
-        /// Time 0.
-        origin: Instant,
+        /// Time 0, of the machine's clock, in nanoseconds. Processes that have the same one agree.
+        origin_ns: u64,
     },
     /// A number that a scheduler advances.
     Virtual(Arc<AtomicU64>),
@@ -20,7 +24,7 @@ impl Clock {
     /// The machine's clock, beginning now.
     #[must_use]
     pub fn machine() -> Self {
-        Self::Machine { origin: Instant::now() }
+        Self::Machine { origin_ns: machine_now_ns() }
     }
 
     /// A virtual clock at 0.
@@ -33,9 +37,7 @@ impl Clock {
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         match self {
-            Self::Machine { origin } => {
-                u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
-            }
+            Self::Machine { origin_ns } => machine_now_ns().saturating_sub(*origin_ns),
             Self::Virtual(now_ns) => now_ns.load(Ordering::Relaxed),
         }
     }
@@ -52,6 +54,12 @@ impl Clock {
             clock.store(now_ns, Ordering::Relaxed);
         }
     }
+}
+
+/// Time of the machine's monotonic clock, in nanoseconds.
+#[must_use]
+pub fn machine_now_ns() -> u64 {
+    clock_ns(ClockId::Monotonic)
 }
 
 /// Time of day, in nanoseconds since 1970: for packets whose device gives no timestamp.

@@ -128,7 +128,7 @@ pub fn thread_cpu_ns() -> u64 {
     clock_ns(ClockId::ThreadCPUTime)
 }
 
-fn clock_ns(clock: ClockId) -> u64 {
+pub(crate) fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     ns(time.tv_sec, time.tv_nsec)
 }

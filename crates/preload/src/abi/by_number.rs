@@ -1,9 +1,10 @@
 //! System calls by their number (`syscall`): libuv, and so Node.js and uvloop, closes descriptors in this way.
 
 use std::ffi::{c_int, c_long, c_uint};
-use std::ptr::with_exposed_provenance_mut;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use super::descriptors::{close, close_range, dup, dup3, is_hidden};
+use super::exec::execve;
 use super::messages::recvmmsg;
 use super::next::next;
 use super::receive::read;
@@ -61,6 +62,11 @@ pub unsafe extern "C" fn syscall(
             let headers = with_exposed_provenance_mut(b as usize);
             // SAFETY: as above.
             unsafe { sendmmsg(fd, headers, c as c_uint, d as c_int) }.into()
+        }
+        libc::SYS_execve => {
+            let strings = |at: c_long| with_exposed_provenance(at as usize);
+            // SAFETY: as above.
+            unsafe { execve(with_exposed_provenance(a as usize), strings(b), strings(c)) }.into()
         }
         // SAFETY: as above.
         _ => unsafe { kernels()(number, a, b, c, d, e, f) },

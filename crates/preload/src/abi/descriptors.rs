@@ -16,7 +16,7 @@ use crate::critical::{self, Critical};
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
 use crate::table::{self, Closing};
-use crate::{epoll_sets, relay};
+use crate::{epoll_sets, kept, relay};
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).
 const SIOCOUTQNSD: c_ulong = 0x894b;
@@ -41,7 +41,7 @@ const OF_INTERFACES: std::ops::RangeInclusive<c_ulong> = 0x8915..=0x891c;
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if is_hidden(fd) {
+    if stays_open(fd) {
         return answer_int(Err(Errno::BADF));
     }
     epoll_sets::forget(fd);
@@ -107,6 +107,12 @@ pub(super) fn is_hidden(fd: c_int) -> bool {
     hidden::is_hidden(fd) && !is_in_parents_memory()
 }
 
+/// True for a number that the program does not close. A child that uses its parent's memory leaves those open that it loses anyway:
+/// the program that it runs may get the listeners behind them.
+fn stays_open(fd: c_int) -> bool {
+    hidden::is_hidden(fd) && (!is_in_parents_memory() || !kept::outlives_exec(fd))
+}
+
 /// Number to give the kernel for `fd`: one at which nothing is open, if the program does not know `fd`.
 pub(super) fn unless_hidden(fd: c_int) -> c_int {
     if is_hidden(fd) { c_int::MAX } else { fd }
@@ -131,9 +137,8 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     let mut rest = Some(first);
     while let Some(first) = rest {
         let hidden = hidden::within(first, last)
-            .next()
-            .and_then(|it| u32::try_from(it).ok())
-            .filter(|_| !is_in_parents_memory());
+            .find(|number| stays_open(*number))
+            .and_then(|it| u32::try_from(it).ok());
         let end = hidden.map_or(Some(last), |hidden| hidden.checked_sub(1));
         if let Some(end) = end.filter(|end| first <= *end) {
             // SAFETY: the caller's promise, for a part of the range.

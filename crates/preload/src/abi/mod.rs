@@ -22,6 +22,7 @@ mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
 mod relayed; //     connections that the kernel's calls use
 mod processes; //   _exit, forks
+mod exec; //        execve and its siblings
 mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl
 mod by_number; //   syscall
@@ -32,9 +33,9 @@ pub(crate) use descriptors::{make_unusable, prepare_to_close};
 pub(crate) use signals::{restart, unblock, while_ending};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart,
-    is_in_group, is_ipv6, is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number,
-    option_bytes, option_differs, option_value, read_file, replace, set_v6_only, shared_words,
-    unlock, with_number,
+    is_in_group, is_ipv6, is_on, is_plain, kept_words, lock, lock_holder, lock_in_turn,
+    lock_shared, number, option_bytes, option_differs, option_value, read_file, replace,
+    set_v6_only, shared_words, unlock, with_number,
 };
 
 use std::ffi::c_int;

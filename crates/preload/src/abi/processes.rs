@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use forebay_sys::signals::with_all_blocked;
 
-use super::by_number;
 use super::next::next;
+use super::{by_number, exec};
 use crate::critical;
 use crate::runtime::finish;
 
@@ -83,7 +83,7 @@ extern "C" fn loaded() {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     // SAFETY: the function lives as long as the process, and does not use its argument.
     unsafe { on_exit(keep_status, std::ptr::null_mut()) };
-    crate::runtime::prepare_at_start();
+    crate::runtime::prepare_at_start(exec::loaded());
 }
 
 /// Runs when the process ends by `exit` or by the end of `main`.

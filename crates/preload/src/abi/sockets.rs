@@ -6,11 +6,13 @@ use std::os::fd::BorrowedFd;
 
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_acceptconn;
 
+use super::descriptors::is_hidden;
 use super::next::next;
 use super::relayed::{End, rename, room_at};
 use super::waits::serve_registered;
-use super::{address, answer_int, last_error, number};
+use super::{address, answer_int, last_error, number, with_number};
 use crate::critical;
 use crate::listener::Listener;
 use crate::socket::{Socket, Takeover};
@@ -158,6 +160,10 @@ unsafe fn kernels_name(
     let result = unsafe { next(fd, to, len) };
     if result < 0 {
         return result;
+    }
+    // uWSGI looks for listeners at all numbers. The library itself asks for the names of others here.
+    if is_hidden(fd) && with_number(fd, |socket| socket_acceptconn(socket)) == Ok(true) {
+        return answer_int(Err(Errno::BADF));
     }
     // SAFETY: the caller's promise.
     answer_int(unsafe { rename(fd, end, to, len, room) }.map(|()| 0))

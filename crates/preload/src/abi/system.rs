@@ -248,8 +248,24 @@ impl Span {
 pub(crate) fn shared_words<T: SharedWord, const N: usize>(
     file: BorrowedFd<'_>,
 ) -> std::io::Result<&'static [T; N]> {
+    rustix::fs::ftruncate(file, size_of::<[T; N]>() as u64)?;
+    map_words(file)
+}
+
+/// Words that other processes share already. A file that is shorter has none.
+pub(crate) fn kept_words<T: SharedWord, const N: usize>(
+    file: BorrowedFd<'_>,
+) -> std::io::Result<&'static [T; N]> {
+    let has_all = u64::try_from(rustix::fs::fstat(file)?.st_size)
+        .is_ok_and(|len| len >= size_of::<[T; N]>() as u64);
+    if has_all { map_words(file) } else { Err(Errno::INVAL.into()) }
+}
+
+/// Maps words of a file that has them.
+fn map_words<T: SharedWord, const N: usize>(
+    file: BorrowedFd<'_>,
+) -> std::io::Result<&'static [T; N]> {
     let bytes = size_of::<[T; N]>();
-    rustix::fs::ftruncate(file, bytes as u64)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping, at an address that the kernel chooses.
     let place = unsafe {
@@ -258,15 +274,15 @@ pub(crate) fn shared_words<T: SharedWord, const N: usize>(
     if place == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the mapping begins at a page, has room for the words, which are 0, and is never unmapped; the file
-    // is never made shorter. All processes only access the words as atomics.
+    // SAFETY: the mapping begins at a page, has room for the words, of which all bits are values, and is never unmapped; no
+    // process makes the file shorter. All processes only access the words as atomics.
     Ok(unsafe { &*place.cast::<[T; N]>() })
 }
 
 /// Word that processes may share.
 ///
 /// # Safety
-/// All bits 0 are a value, the alignment is at most a page, and the word is an atomic.
+/// All bits are values, the alignment is at most a page, and the word is an atomic.
 pub(crate) unsafe trait SharedWord {}
 
 // SAFETY: an atomic, aligned to its size, of which all bits are values.

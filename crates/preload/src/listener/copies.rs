@@ -1,6 +1,6 @@
 //! Copies of a listener in other processes.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use forebay_sys::hidden::Hidden;
@@ -28,6 +28,16 @@ impl Copies {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         let write = Hidden::new(write)?;
         Ok(Self { write, read: Arc::new(Hidden::new(read)?) })
+    }
+
+    /// The copy that this process had as another program, by its [ends](Self::ends).
+    pub(crate) fn of_ends(write: Hidden, read: Hidden) -> Self {
+        Self { write, read: Arc::new(read) }
+    }
+
+    /// Ends for writing and for reading.
+    pub(crate) fn ends(&self) -> [BorrowedFd<'_>; 2] {
+        [self.write.as_fd(), self.read.as_fd()]
     }
 
     /// Closes the copy of this process.

@@ -6,6 +6,7 @@
 
 mod accept;
 mod copies; // copies in other processes
+mod kept; //   listeners of the program that the process was before
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -27,6 +28,7 @@ use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
 pub(crate) use self::copies::{Copies, OtherCopies};
+pub(crate) use self::kept::{KeptListener, restore};
 use crate::epoll_sets::Registered;
 use crate::errno::unconnected_errno;
 use crate::membership::Membership;
@@ -75,6 +77,11 @@ pub(crate) struct Served {
     /// Process of the engine.
     origin: Origin,
     pub(crate) membership: Option<Arc<Membership>>,
+}
+
+/// True if this process has listeners.
+pub(crate) fn are_some() -> bool {
+    LISTENERS.load(Ordering::Relaxed) > 0
 }
 
 /// True if a call that waits may wait for a listener that no engine serves yet.
@@ -141,27 +148,10 @@ impl Listener {
         })?;
         let listen = || rustix::net::listen(descriptor, backlog);
         tcp_reserve::beside_closed(descriptor, local, listen)?;
-        let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
-        let reservation = Reservation::of_listener(Hidden::duplicate(descriptor)?);
-        let inherited = Inherited::of(reservation.map_err(|error| unconnected_errno(&error))?)?;
-        let v6_only =
-            local.is_ipv6() && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
-        let listener = Self {
-            inherited: Arc::new(inherited),
-            local,
-            v6_only,
-            // As the kernel: a negative number is the largest.
-            backlog: u32::try_from(backlog).unwrap_or(u32::MAX),
-            is_nonblocking: is_nonblocking.into(),
-            served: ArcSwapOption::empty(),
-            has_ended: AtomicBool::default(),
-            placeholder: Mutex::default(),
-            origin: Origin::here(),
-            ended_in: OnceLock::new(),
-            copies: Mutex::new(Copies::new().ok()),
-        };
-        LISTENERS.fetch_add(1, Ordering::Relaxed);
-        UNSERVED.fetch_add(1, Ordering::Relaxed);
+        // As the kernel: a negative number is the largest.
+        let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
+        let kernel = Hidden::duplicate(descriptor)?;
+        let listener = Self::unserved(kernel, local, backlog, Copies::new().ok())?;
         let socket = Arc::new(Socket::Listener(listener));
         table::insert(number, Arc::clone(&socket));
         if let (true, Socket::Listener(listener)) = (is_used(), &*socket)
@@ -171,6 +161,35 @@ impl Listener {
             return Err(error);
         }
         Ok(Takeover::Ours)
+    }
+
+    /// Listener that no engine serves yet, by the kernel's socket, which listens and drops every packet.
+    fn unserved(
+        kernel: Hidden,
+        local: SocketAddr,
+        backlog: u32,
+        copies: Option<Copies>,
+    ) -> Result<Self, Errno> {
+        let is_nonblocking = fcntl_getfl(&kernel)?.contains(OFlags::NONBLOCK);
+        let v6_only =
+            local.is_ipv6() && abi::is_on(kernel.as_fd(), SocketOption::of_ipv6(libc::IPV6_V6ONLY));
+        let reservation = Reservation::of_listener(kernel);
+        let inherited = Inherited::of(reservation.map_err(|error| unconnected_errno(&error))?)?;
+        LISTENERS.fetch_add(1, Ordering::Relaxed);
+        UNSERVED.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            inherited: Arc::new(inherited),
+            local,
+            v6_only,
+            backlog,
+            is_nonblocking: is_nonblocking.into(),
+            served: ArcSwapOption::empty(),
+            has_ended: AtomicBool::default(),
+            placeholder: Mutex::default(),
+            origin: Origin::here(),
+            ended_in: OnceLock::new(),
+            copies: Mutex::new(copies),
+        })
     }
 
     /// The kernel's socket.

@@ -357,7 +357,7 @@ pub(crate) fn forked(parents: Option<&RelayOwner>) {
 }
 
 /// Open descriptors of this process. Without /proc, all numbers up to the last one of ours.
-fn open_numbers() -> Vec<RawFd> {
+pub(crate) fn open_numbers() -> Vec<RawFd> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return (0..table::end_of_numbers()).collect();
     };

@@ -25,6 +25,9 @@ const OPEN_PAUSE: Duration = Duration::from_secs(1);
 /// Lock shared by processes that were forked before any had prepared an engine, by which they find each other.
 static FIRST: OnceLock<Arc<EngineLock>> = OnceLock::new();
 
+/// True if the process had that lock as another program.
+static IS_KEPT: AtomicBool = AtomicBool::new(false);
+
 /// Time at which the devices could not be opened once more. Locked only with the engine that is prepared, or while a socket
 /// of the parent is taken over.
 static FAILED: Mutex<Option<Instant>> = Mutex::new(None);
@@ -125,6 +128,28 @@ fn make_first() {
             process::id()
         ),
     }
+}
+
+/// Sets the lock that this process had as another program.
+pub(crate) fn keep_lock(kept: EngineLock) {
+    IS_KEPT.store(true, Ordering::Relaxed);
+    // Not set before: the library was just loaded.
+    drop(FIRST.set(Arc::new(kept)));
+}
+
+/// Lock for the engine that this process prepares.
+pub(super) fn to_prepare() -> Option<Arc<EngineLock>> {
+    let next = |lock: Arc<EngineLock>| Arc::new(lock.next());
+    // The engine of a lock that was kept may be run by another process.
+    let of_first = || if IS_KEPT.load(Ordering::Relaxed) { first().map(next) } else { first() };
+    parents().map(next).or_else(of_first)
+}
+
+/// Lock by which this process and those that it is related to find each other, if there is one.
+pub(crate) fn shared_lock() -> Option<Arc<EngineLock>> {
+    let of_prepared = prepared().as_ref().map(|prepared| Arc::clone(&prepared.engine_lock));
+    let of_engine = || own().map(|runtime| Arc::clone(&runtime.engine_lock));
+    of_prepared.or_else(of_engine).or_else(inherited)
 }
 
 /// Notes in a child that it has a copy of the engine that is prepared.

@@ -24,9 +24,10 @@ use rustix::io::Errno;
 
 pub(crate) use self::finish::{FINISH_MAX, finish, hold_at_end};
 pub(crate) use self::fork::{
-    before_fork, excluding, forked, forks, has_just_failed, is_in_parents_memory, loaded, note_copy,
+    before_fork, excluding, forked, forks, has_just_failed, is_in_parents_memory, keep_lock,
+    loaded, note_copy, shared_lock,
 };
-use self::fork::{first, inherited, parents};
+use self::fork::{inherited, to_prepare};
 use self::start::{open, spawn, start};
 use crate::critical;
 use crate::critical::Handled;
@@ -105,15 +106,16 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        let engine_lock = parents().map(|engine_lock| Arc::new(engine_lock.next())).or_else(first);
-        *prepared = Some(told(open(config, engine_lock))?);
+        *prepared = Some(told(open(config, to_prepare()))?);
     }
     Ok(())
 }
 
-/// Opens the devices as the program starts, if it is the process that is to. What fails is tried again at its first socket.
-pub(crate) fn prepare_at_start() {
-    if configured().is_some_and(|config| config.opened_by == Some(process::id())) {
+/// Opens the devices as the program starts, if it is the process that is to, or `has_kept` a listener of the program before. What
+/// fails is tried again at its first socket.
+pub(crate) fn prepare_at_start(has_kept: bool) {
+    let is_to = |opener: u32| has_kept || opener == process::id();
+    if configured().and_then(|config| config.opened_by).is_some_and(is_to) {
         // Ignored: standard error has it.
         let _ = with_all_blocked(prepare);
     }
@@ -270,6 +272,11 @@ fn try_when_free(engine_lock: &EngineLock, then: fn() -> StillWaits) {
         }
         thread::sleep(SLOT_LOOK);
     }
+}
+
+/// Configuration that `forebay exec` has given the program, as its environment has it.
+pub(crate) fn configuration() -> Option<String> {
+    configured().map(ToString::to_string)
 }
 
 fn configured() -> Option<&'static PreloadConfig> {

@@ -32,7 +32,9 @@ pub(super) const COOKIE: usize = 4;
 pub(super) const ROWLESS: usize = 5;
 /// Mark of the process of which a thread changes the rows' keys; 0 of none.
 pub(super) const ROW_LOCK: usize = 6;
-pub(super) const INCARNATIONS: usize = 7;
+/// Time 0 of all processes.
+pub(super) const ORIGIN: usize = 7;
+pub(super) const INCARNATIONS: usize = 8;
 pub(super) const UNCLAIMED: usize = INCARNATIONS + SLOTS;
 /// Hashes of the rows' addresses, side by side for those who look for one.
 pub(super) const FIRST_KEY: usize = UNCLAIMED + SLOTS;
@@ -56,6 +58,8 @@ pub(super) const PRINT_SHIFT: u32 = SYN_SHIFT + 8;
 pub(crate) struct SharedTable(pub(super) &'static [AtomicU64; WORDS]);
 
 impl SharedTable {
+    pub(crate) const WORDS: usize = WORDS;
+
     /// Maps the table into this process, and into all that it forks.
     pub(crate) fn new(file: BorrowedFd<'_>) -> std::io::Result<Self> {
         let this = Self(abi::shared_words(file)?);
@@ -66,7 +70,13 @@ impl SharedTable {
         }
         let key = forebay_sys::random_key().first_chunk().map_or(0, |key| u32::from_ne_bytes(*key));
         this.0[KEY].store(key.into(), SeqCst);
+        this.0[ORIGIN].store(forebay_sys::clock::machine_now_ns(), SeqCst);
         Ok(this)
+    }
+
+    /// Maps a table that other processes use.
+    pub(crate) fn kept(file: BorrowedFd<'_>) -> std::io::Result<Self> {
+        abi::kept_words(file).map(Self)
     }
 
     pub(super) fn secret(self) -> [u8; 16] {

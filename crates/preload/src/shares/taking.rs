@@ -8,12 +8,18 @@ use forebay_stack::tcp::Flow;
 
 use super::claims::DatagramClaim;
 use super::owner::{Owner, heir};
-use super::table::{COOKIE, ENDED, OCCUPIED, PASSED, PRINT_SHIFT, ROWLESS, SYN_MASK, UNCLAIMED};
+use super::table::{
+    COOKIE, ENDED, OCCUPIED, ORIGIN, PASSED, PRINT_SHIFT, ROWLESS, SYN_MASK, UNCLAIMED,
+};
 use super::{BUCKETS, Shares};
 
 impl Division for Shares {
     fn secret(&self) -> [u8; 16] {
         self.table.secret()
+    }
+
+    fn origin_ns(&self) -> u64 {
+        self.table.0[ORIGIN].load(SeqCst)
     }
 
     fn takes_datagrams(&self, flow: &Flow) -> bool {

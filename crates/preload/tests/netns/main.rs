@@ -5,6 +5,7 @@ mod compiled; // programs in C
 mod datagrams; // several processes with UDP sockets at one address
 mod forks; //  a process that listens, and children that serve
 mod hidden; // descriptors that a program does not know
+mod kept; //   listeners for the program that a process runs next
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
@@ -115,6 +116,10 @@ fn main() {
         ("exe_5_inherited_connection_outlives_parents_exit", relays::owner_exits),
         ("exe_5_streams_are_written_at_exit", relays::streams_are_written),
         ("exe_5_children_see_owners_end", relays::owner_is_killed),
+        ("exe_10_next_program_serves_listener", kept::next_program_serves),
+        ("exe_10_programs_serve_beside_their_parent", kept::serves_beside),
+        ("exe_10_others_get_no_listener", kept::others_get_none),
+        ("exe_10_devices_are_opened_for_listeners", kept::devices_are_opened),
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_2_fragments_are_joined", datagrams::fragments_are_joined),
         ("exe_2_sums_of_tunnels_are_completed", datagrams::sums_are_completed),

@@ -2,8 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, mem};
 
 use forebay_rx::Packet;
@@ -109,17 +108,15 @@ impl Drop for ToNotify {
     }
 }
 
-/// Time 0 of this process, and of all that are forked from it later: those that go on with its connections have the same
-/// timestamps.
-static ORIGIN: OnceLock<Instant> = OnceLock::new();
-
 impl TcpShards {
     pub(in crate::net) fn new(
         config: TcpConfig,
         cpus: usize,
         division: Option<Arc<dyn Division>>,
     ) -> Self {
-        let clock = Clock::Machine { origin: *ORIGIN.get_or_init(Instant::now) };
+        let of_all =
+            |division: &Arc<dyn Division>| Clock::Machine { origin_ns: division.origin_ns() };
+        let clock = division.as_ref().map_or_else(Clock::machine, of_all);
         let count = cpus * SHARDS_PER_CPU;
         let share = u32::try_from(count).unwrap_or(u32::MAX).max(1);
         let of_cpu = u32::try_from(SHARDS_PER_CPU).unwrap_or(u32::MAX);

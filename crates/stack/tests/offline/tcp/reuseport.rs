@@ -160,6 +160,10 @@ impl Division for Beside {
         [2; 16]
     }
 
+    fn origin_ns(&self) -> u64 {
+        0
+    }
+
     fn takes_datagrams(&self, _: &Flow) -> bool {
         self.takes.load(Relaxed)
     }
