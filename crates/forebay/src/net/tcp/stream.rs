@@ -203,9 +203,11 @@ impl TcpStream {
     /// As [`peek`](Self::peek).
     pub fn read_in_place(&self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
         self.0.reading(self.1, |tcp, socket, out| {
-            // Peeking passes an urgent byte that is next, and tells why there is nothing to read.
-            if tcp.fill(socket).is_empty() && tcp.peek(socket, &mut [0], out)? == 0 {
-                return Ok(0);
+            if tcp.fill(socket).is_empty() {
+                tcp.read(socket, &mut [], out)?; // passes an urgent byte that is next
+                if tcp.peek(socket, &mut [0], out)? == 0 {
+                    return Ok(0); // peeking tells why there is nothing to read
+                }
             }
             let bytes = tcp.fill(socket);
             let len = take(bytes).min(bytes.len());
