@@ -238,6 +238,11 @@ impl Connection {
         }
         self.count_timeout(cx.now_us);
         self.retransmit(0, Cause::Timeout, cx);
+        self.set_next_timeout(cx);
+    }
+
+    /// Sets the timer anew after a time-out, for twice as long unless that stays as it is.
+    fn set_next_timeout(&mut self, cx: &Context<'_>) {
         let is_linear = self.state == State::SynSent
             && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;
         if self.is_thin() {
@@ -267,9 +272,7 @@ impl Connection {
         }
         self.enter_loss(cx);
         self.retransmit(0, Cause::Timeout, cx);
-        self.back_off();
-        let at_us = cx.now_us + self.clamp_to_user_timeout(self.rtt.rto_us(), cx.now_us);
-        self.timers.set_retransmit(at_us);
+        self.set_next_timeout(cx);
     }
 
     /// Doubles the time-out.
