@@ -324,8 +324,9 @@ impl Connection {
         retransmits > 0 && since_us > 0 && cx.now_us.saturating_sub(since_us) >= timeout_us
     }
 
-    /// Retransmissions or probes of a connection without an owner: none beyond those of the settings once its time-outs are of the
-    /// highest length, and none at all if a router told of an error (`tcp_orphan_retries`).
+    /// Retransmissions or probes of a connection without an owner. Once its time-outs are of the
+    /// highest length, these are those of the settings, and none if a router told of an error
+    /// (`tcp_orphan_retries`).
     fn orphan_retries(&self, is_alive: bool, cx: &Context<'_>) -> u8 {
         match cx.config.orphan_retries {
             0 if is_alive => ORPHAN_RETRIES,

@@ -54,7 +54,7 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) options: Options,
     /// Length of the options, in bytes.
     pub(in crate::tcp) options_len: u32,
-    /// True if the options are timestamps alone, padded as Linux does (`tcp_parse_aligned_timestamp`).
+    /// True if the options are timestamps alone, padded as Linux does.
     pub(in crate::tcp) has_aligned_timestamps: bool,
     /// DSCP and ECN field of the IP header.
     pub(in crate::tcp) tos: u8,
