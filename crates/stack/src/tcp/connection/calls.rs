@@ -124,8 +124,6 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Result<usize, TcpError> {
         let passed = match mode {
-            // Nothing is asked for.
-            _ if room.is_empty() => 0,
             ReadMode::Take => {
                 self.skip_urgent(cx);
                 0
