@@ -29,7 +29,7 @@ pub(crate) const TCP_RTO_MAX_MS: i32 = 44;
 const MSS_DEFAULT: i32 = 536;
 
 /// Options that connections inherit from their listener, and that sockets of ours have.
-pub(crate) const INHERITED: [SocketOption; 25] = [
+pub(crate) const INHERITED: [SocketOption; 26] = [
     SocketOption::of_socket(libc::SO_KEEPALIVE),
     SocketOption::of_socket(libc::SO_LINGER),
     SocketOption::of_socket(libc::SO_OOBINLINE),
@@ -42,6 +42,7 @@ pub(crate) const INHERITED: [SocketOption; 25] = [
     SocketOption::of_tcp(libc::TCP_KEEPCNT),
     SocketOption::of_tcp(libc::TCP_USER_TIMEOUT),
     SocketOption::of_tcp(TCP_RTO_MAX_MS),
+    SocketOption::of_tcp(libc::TCP_THIN_LINEAR_TIMEOUTS),
     SocketOption::of_tcp(libc::TCP_LINGER2),
     SocketOption::of_tcp(libc::TCP_SYNCNT),
     SocketOption::of_tcp(libc::TCP_DEFER_ACCEPT),
@@ -93,7 +94,7 @@ const SHOWN: [SocketOption; 7] = [
 
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [SocketOption; 33] = [
+const TAKEN: [SocketOption; 32] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUFFORCE),
@@ -112,7 +113,6 @@ const TAKEN: [SocketOption; 33] = [
     SocketOption::of_tcp(libc::TCP_FASTOPEN),
     SocketOption::of_tcp(libc::TCP_FASTOPEN_KEY),
     SocketOption::of_tcp(libc::TCP_FASTOPEN_NO_COOKIE),
-    SocketOption::of_tcp(libc::TCP_THIN_LINEAR_TIMEOUTS),
     SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
     SocketOption::of_ipv4(libc::IP_FREEBIND),
     SocketOption::of_ipv4(libc::IP_BIND_ADDRESS_NO_PORT),
@@ -297,6 +297,9 @@ impl TcpSetting {
                 let max_us = u32::try_from(micros(1000)).unwrap_or(u32::MAX);
                 options.rto_max_us = NonZeroU32::new(max_us);
             }
+            (libc::IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS) => {
+                options.thin_linear_timeouts = is_on;
+            }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
                 // 0 is the kernel's own, and less is none.
                 let wait_us = u32::try_from(micros(SECOND_US)).unwrap_or(u32::MAX);
@@ -376,6 +379,18 @@ mod tests {
                 TcpSetting { option, value }.apply(packets, &mut options);
                 assert_eq!(i64::from(options.tos), value);
             }
+        }
+    }
+
+    #[test]
+    fn exe_4_thin_option_reaches_connections() {
+        let option = SocketOption::of_tcp(libc::TCP_THIN_LINEAR_TIMEOUTS);
+        let kernel = new_socket(false).unwrap();
+        assert!(TcpSetting::of(option, kernel.as_fd()).is_some());
+        let mut options = TcpOptions::default();
+        for value in [1, 0] {
+            TcpSetting { option, value }.apply(Packets::V4, &mut options);
+            assert_eq!(options.thin_linear_timeouts, value != 0);
         }
     }
 

@@ -149,8 +149,7 @@ pub(crate) fn set(config: &mut TcpConfig, name: &str, value: &str) {
         "tcp_max_syn_backlog" => config.max_syn_backlog = number,
         "tcp_max_tw_buckets" => config.max_time_wait = number,
         "tcp_min_tso_segs" => config.min_gso_segments = number,
-        // 0 stands for the kernel's own number.
-        "tcp_orphan_retries" if first != 0 => config.orphan_retries = byte,
+        "tcp_orphan_retries" => config.orphan_retries = byte,
         "tcp_reordering" => config.reordering = number,
         "tcp_retries2" => config.retries2 = byte,
         "tcp_rto_max_ms" => config.rto_max_us = number.saturating_mul(1000),

@@ -60,8 +60,8 @@ pub struct TcpConfig {
     pub retries1: u8,
     /// Retransmissions after which a connection is given up (`tcp_retries2`).
     pub retries2: u8,
-    /// Retransmissions after which a connection that the application has closed is given up
-    /// (`tcp_orphan_retries`).
+    /// Retransmissions after which a connection that the application has closed is given up; 0 for eight,
+    /// and for none once its time-outs are of the highest length (`tcp_orphan_retries`).
     pub orphan_retries: u8,
     /// Highest retransmission time-out, from a second to two minutes, in µs (`tcp_rto_max_ms`).
     pub rto_max_us: u32,
@@ -161,7 +161,7 @@ impl TcpConfig {
         synack_retries: 5,
         retries1: 3,
         retries2: 15,
-        orphan_retries: 8,
+        orphan_retries: 0,
         rto_max_us: us_u32(RTO_MAX_US),
         fin_timeout_us: 60 * SECOND,
         invalid_ratelimit_us: SECOND / 2,

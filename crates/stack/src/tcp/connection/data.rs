@@ -215,8 +215,12 @@ impl Connection {
 
     /// True of a segment with the usual options and the window that is known, of an open connection.
     fn is_of_fast_path(&self, segment: &Segment) -> bool {
+        let has_usual_options = match self.agreed.timestamps {
+            true => segment.has_aligned_timestamps,
+            false => segment.options_len == 0,
+        };
         self.state == State::Established
-            && segment.options_len == self.option_bytes()
+            && has_usual_options
             && self.scaled_window(segment) == self.send.window
     }
 

@@ -333,6 +333,7 @@ impl Connection {
     /// `tcp_send_delayed_ack`.
     fn delay_ack(&mut self, cx: &mut Context<'_>) {
         // No data yet, but a FIN: what is written, or closed, at once takes its ACK along.
+        let is_of_fin = self.delayed.delay_us() == 0;
         let mut delay_us = self.delayed.delay_us().max(TICK_US);
         if delay_us > DELACK_MIN_US {
             let interactive = self.delayed.is_pingpong || self.delayed.pushed;
@@ -344,6 +345,8 @@ impl Connection {
         }
         let at_us = cx.now_us + delay_us.min(DELACK_MAX_US);
         match self.timers.delayed_ack_us() {
+            // The next segment does not wait for the tick.
+            Some(_) if is_of_fin => self.send_ack(cx),
             // About to expire: no reason to wait.
             Some(armed_us) if armed_us <= cx.now_us + delay_us / 4 => self.send_ack(cx),
             Some(armed_us) if armed_us <= at_us => {}

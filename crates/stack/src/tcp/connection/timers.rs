@@ -9,6 +9,8 @@ use super::{Connection, Context, State, ms_since, stamp_ms};
 
 /// Time after which a window probe that found no frame is tried again (`TCP_RESOURCE_PROBE_INTERVAL`), in µs.
 const FRAME_WAIT_US: u64 = 500 * MS;
+/// Retransmissions of a connection without an owner if the settings tell none.
+const ORPHAN_RETRIES: u8 = 8;
 /// Segments in flight below which a connection is thin, and its time-outs of one length (`TCP_THIN_LINEAR_RETRIES`).
 const THIN_SEGMENTS: u32 = 4;
 const THIN_LINEAR_RETRIES: u8 = 6;
@@ -238,6 +240,11 @@ impl Connection {
         }
         self.count_timeout(cx.now_us);
         self.retransmit(0, Cause::Timeout, cx);
+        self.set_next_timeout(cx);
+    }
+
+    /// Sets the timer anew after a time-out, for twice as long unless that stays as it is.
+    fn set_next_timeout(&mut self, cx: &Context<'_>) {
         let is_linear = self.state == State::SynSent
             && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;
         if self.is_thin() {
@@ -267,9 +274,7 @@ impl Connection {
         }
         self.enter_loss(cx);
         self.retransmit(0, Cause::Timeout, cx);
-        self.back_off();
-        let at_us = cx.now_us + self.clamp_to_user_timeout(self.rtt.rto_us(), cx.now_us);
-        self.timers.set_retransmit(at_us);
+        self.set_next_timeout(cx);
     }
 
     /// Doubles the time-out.
@@ -302,7 +307,8 @@ impl Connection {
                 RTO_INITIAL_US,
             )
         } else if self.is_orphan {
-            (cx.config.orphan_retries, RTO_MIN_US)
+            let is_alive = self.rtt.rto_us() < self.rtt.max_us();
+            (self.orphan_retries(is_alive, cx), RTO_MIN_US)
         } else {
             (cx.config.retries2, RTO_MIN_US)
         };
@@ -316,6 +322,17 @@ impl Connection {
         };
         let since_us = self.recovery.repair.retransmit_stamp_us;
         retransmits > 0 && since_us > 0 && cx.now_us.saturating_sub(since_us) >= timeout_us
+    }
+
+    /// Retransmissions or probes of a connection without an owner. Once its time-outs are of the
+    /// highest length, these are those of the settings, and none if a router told of an error
+    /// (`tcp_orphan_retries`).
+    fn orphan_retries(&self, is_alive: bool, cx: &Context<'_>) -> u8 {
+        match cx.config.orphan_retries {
+            0 if is_alive => ORPHAN_RETRIES,
+            _ if !is_alive && self.soft_error.is_some() => 0,
+            retries => retries,
+        }
     }
 
     /// Shortens a time-out that would overrun the user's (`tcp_clamp_rto_to_user_timeout`).
@@ -353,9 +370,11 @@ impl Connection {
         // From the first probe on, whatever the peer answers.
         let user_us = self.options.rare.user_timeout_us;
         let is_over = user_us > 0 && self.probing_us(cx.now_us) >= user_us;
-        let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
+        let is_alive = self.probe_interval_us() < self.rtt.max_us();
+        let limit =
+            if self.is_orphan { self.orphan_retries(is_alive, cx) } else { cx.config.retries2 };
         // Answers do not keep an orphan alive for ever: its peer may never open the window.
-        let is_stale = self.is_orphan && self.probe_interval_us() >= self.rtt.max_us();
+        let is_stale = self.is_orphan && !is_alive && self.recovery.backoff >= limit;
         if is_over || is_stale || self.recovery.probes_out >= limit {
             return self.give_up(cx);
         }

@@ -38,7 +38,7 @@ impl Connection {
         if let Some(Urgent { at, byte }) = &mut self.receive.urgent
             && *byte == UrgentByte::Awaited
             && let Some(packet) = packet
-            && let Some(&here) = packet.view().payload().get((*at - segment.seq) as usize)
+            && let Some(here) = payload_byte(packet, (*at - segment.seq) as usize)
         {
             *byte = UrgentByte::Here(here);
         }
@@ -72,19 +72,7 @@ impl Connection {
 
     /// True if an urgent byte can be taken (`EPOLLPRI`).
     pub(super) fn has_urgent_byte(&self) -> bool {
-        self.receive.urgent.is_some_and(|urgent| self.received_urgent(urgent).is_some())
-    }
-
-    /// Urgent byte that can be taken. That of a merged packet is in the queue if it is not in the first frame.
-    fn received_urgent(&self, urgent: Urgent) -> Option<u8> {
-        match urgent.byte {
-            UrgentByte::Here(here) => Some(here),
-            UrgentByte::Awaited if urgent.at.is_before(self.receive.next) => {
-                let (offset, mut byte) = (urgent.at.bytes_since(self.read_seq()), [0]);
-                (self.receive.queue.peek(offset as usize, &mut byte) == 1).then_some(byte[0])
-            }
-            UrgentByte::Awaited | UrgentByte::Taken => None,
-        }
+        self.receive.urgent.is_some_and(|urgent| matches!(urgent.byte, UrgentByte::Here(_)))
     }
 
     /// Reads the urgent byte, which can be taken once (`MSG_OOB`, `tcp_recv_urg`). The reader passes it
@@ -94,16 +82,16 @@ impl Connection {
         let Some(urgent) = self.receive.urgent.filter(|_| !self.options.oob_inline) else {
             return Err(TcpError::Invalid);
         };
-        match self.received_urgent(urgent) {
-            Some(byte) => {
+        match urgent.byte {
+            UrgentByte::Here(byte) => {
                 if mode == ReadMode::Take {
                     self.receive.urgent = Some(Urgent { byte: UrgentByte::Taken, ..urgent });
                 }
                 Ok(Some(byte))
             }
-            None if urgent.byte == UrgentByte::Taken => Err(TcpError::Invalid),
-            None if has_ended => Ok(None),
-            None => Err(TcpError::WouldBlock),
+            UrgentByte::Taken => Err(TcpError::Invalid),
+            UrgentByte::Awaited if has_ended => Ok(None),
+            UrgentByte::Awaited => Err(TcpError::WouldBlock),
         }
     }
 
@@ -123,4 +111,16 @@ impl Connection {
     pub(in crate::tcp) fn is_at_urgent(&self) -> bool {
         self.urgent_seq() == Some(self.read_seq())
     }
+}
+
+/// Byte of a packet's payload, which may be in several frames.
+fn payload_byte(packet: &Packet, offset: usize) -> Option<u8> {
+    let mut left = offset.checked_add(packet.headers.payload_offset.into())?;
+    for part in packet.fragments() {
+        if let Some(&byte) = part.get(left) {
+            return Some(byte);
+        }
+        left -= part.len();
+    }
+    None
 }

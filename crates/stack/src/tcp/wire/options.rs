@@ -106,6 +106,11 @@ pub(super) fn parse(bytes: &[u8], is_syn: bool) -> Options {
     options
 }
 
+/// True of timestamps alone, behind two bytes of padding (`tcp_parse_aligned_timestamp`).
+pub(super) fn are_aligned_timestamps(bytes: &[u8]) -> bool {
+    matches!(bytes, [NOP, NOP, TIMESTAMPS, 10, ..]) && bytes.len() == TIMESTAMPS_BYTES as usize
+}
+
 /// Reads the Fast Open option of a SYN or SYN-ACK (`tcp_parse_fastopen_option`).
 pub(super) fn parse_fast_open(bytes: &[u8]) -> Option<CookieOption> {
     let mut found = None;

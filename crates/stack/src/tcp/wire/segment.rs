@@ -54,6 +54,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) options: Options,
     /// Length of the options, in bytes.
     pub(in crate::tcp) options_len: u32,
+    /// True if the options are timestamps alone, padded as Linux does.
+    pub(in crate::tcp) has_aligned_timestamps: bool,
     /// DSCP and ECN field of the IP header.
     pub(in crate::tcp) tos: u8,
     /// Payload length of the largest of the segments that were merged; else that of this one.
@@ -86,6 +88,7 @@ impl Segment {
             payload_len,
             options: options::parse(options, flags.has(Flags::SYN)),
             options_len: len_u32(options.len()),
+            has_aligned_timestamps: options::are_aligned_timestamps(options),
             tos: packet.view().traffic_class().unwrap_or(0),
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
