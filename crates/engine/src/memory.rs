@@ -31,11 +31,13 @@ pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pool
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let per_cpu = config.backlog_capacity() + config.batch_max + narrow(FREE_BATCH_FRAMES);
     let cpus = config.cpus.cpus().len();
-    let per_queue = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
-    let per_queue = per_queue.saturating_add(config.kept_frames);
+    let on_path = narrow(cpus).saturating_mul(per_cpu).saturating_add(config.hold_max);
     let needs: Vec<_> = sources.iter().map(|source| source.needs()).collect();
     let small_bytes = small_chunk_bytes(&needs);
-    let classes = |needs: &FrameNeeds| chunk_classes(per_queue, small_bytes, *needs);
+    let classes = |needs: &FrameNeeds| {
+        let packets = packets_in_flight(on_path, config.kept_frames, *needs);
+        chunk_classes(packets, small_bytes, *needs)
+    };
     let mut shares: Vec<_> = needs.iter().map(classes).collect();
     let spare = spare_classes(small_bytes, config.spare_frames, &needs);
     let copies = copy_classes(small_bytes, config.kept_frames, &needs);
@@ -91,6 +93,12 @@ fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
     if needs.iter().any(needs_page) { PAGE_BYTES } else { SMALL_BYTES }
 }
 
+/// Packets in flight from a source: those on the path, as many as the source limits them to, and
+/// those that applications keep, which no source limits.
+fn packets_in_flight(on_path: u32, kept_frames: u32, needs: FrameNeeds) -> u32 {
+    on_path.min(needs.packets_max.unwrap_or(u32::MAX)).saturating_add(kept_frames)
+}
+
 /// Chunks for `packets` packets in flight: most of them small, fewer for jumbo frames, and fewer
 /// for the largest frame of the source. Every size is a multiple of the small one, and heads
 /// fill whole pages. Small chunks are therefore aligned to their size.
@@ -100,7 +108,7 @@ fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<Chunk
     let burst = 2 * u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX);
     let mut classes = Vec::new();
     let mut add = |chunk_bytes, chunks| classes.push(ChunkClass { chunk_bytes, chunks });
-    let mut packets = packets.min(needs.packets_max.unwrap_or(u32::MAX));
+    let mut packets = packets;
     if head_frames > 0 {
         let heads = packets.saturating_add(burst).saturating_add(head_frames);
         add(HEAD_CHUNK_BYTES, heads.div_ceil(HEADS_STEP).saturating_mul(HEADS_STEP));
@@ -180,6 +188,8 @@ mod tests {
         assert_eq!(kept_bytes(8192, of(1514)), 8192 * 2048);
         assert_eq!(kept_bytes(8192, of(65_549)), 8192 * (2048 + (16 << 10) / 2 + (68 << 10) / 16));
         assert_eq!(kept_bytes(0, of(9018)), 0);
+        let limited = FrameNeeds { packets_max: Some(100), ..of(1514) };
+        assert_eq!(kept_bytes(8192, limited), kept_bytes(8192, of(1514)));
     }
 
     #[test]
@@ -200,9 +210,16 @@ mod tests {
     fn source_of_few_packets_takes_little() {
         let needs =
             FrameNeeds { largest_bytes: 1514, packets_max: Some(100), ..FrameNeeds::default() };
-        let small = ChunkClass { chunk_bytes: 2048, chunks: 100 + 128 };
-        assert_eq!(chunk_classes(3200, 2048, needs), [small]);
-        assert_eq!(chunk_classes(50, 2048, needs), [ChunkClass { chunks: 50 + 128, ..small }]);
+        assert_eq!([3200, 50].map(|on_path| packets_in_flight(on_path, 0, needs)), [100, 50]);
+        assert_eq!(packets_in_flight(u32::MAX, 0, FrameNeeds::default()), u32::MAX);
+    }
+
+    #[test]
+    fn few_packets_leave_kept_ones_room() {
+        let needs =
+            FrameNeeds { largest_bytes: 1514, packets_max: Some(100), ..FrameNeeds::default() };
+        assert_eq!(packets_in_flight(3200, 8192, needs), 100 + 8192);
+        assert_eq!(packets_in_flight(u32::MAX, 8192, FrameNeeds::default()), u32::MAX);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{fmt, io};
 /// Advice to a program without capabilities. The loader ignores preloaded libraries if it gets them from its file.
 pub(crate) const GRANT: &str = "start it as root, or with ambient capabilities (setpriv --inh-caps and --ambient-caps, \
                                 AmbientCapabilities= of systemd), and if it gives them up before its first socket, with forebay exec \
-                                --open-at-start; with those of its file (setcap) its sockets would be the kernel's";
+                                --via af_packet --open-at-start; with those of its file (setcap) its sockets would be the kernel's";
 
 /// Reason why an engine cannot be opened or started.
 pub(crate) enum StartError {
@@ -64,6 +64,10 @@ mod tests {
         let told = error.to_string();
         assert!(told.contains("needs CAP_NET_RAW") && told.contains("ambient"), "{told}");
         assert!(!told.contains("sudo setcap"), "{told}");
+        assert!(
+            told.contains("--via af_packet --open-at-start"),
+            "the only backend that can: {told}"
+        );
     }
 
     #[test]

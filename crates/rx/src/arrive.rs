@@ -77,8 +77,8 @@ pub struct FrameNeeds {
     pub head_frames: u32,
     /// Length of the largest frame, in bytes.
     pub largest_bytes: u32,
-    /// Number of packets on the path at once for which there is memory; the source waits beyond.
-    /// `None`: as many as the path may hold.
+    /// Number of packets on the path at once for which there is memory, beside those that
+    /// applications keep; the source waits beyond. `None`: as many as the path may hold.
     pub packets_max: Option<u32>,
     /// True if partial checksums may arrive unmarked, as by `AF_XDP` on a veth from a local socket.
     /// The intake completes them.

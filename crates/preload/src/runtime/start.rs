@@ -13,6 +13,7 @@ use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
 use forebay_stack::tcp::{FastOpen, TcpConfig};
 use forebay_sys::hidden::Hidden;
+use forebay_sys::interface::Interface;
 use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -37,7 +38,10 @@ pub(super) fn open(
     let open = |name: &String| {
         // Each frame is handed over at once: a request waits for its answer.
         let (take, packet_ring) = (config.take.clone().with_fragments(), PacketRing::Frames);
-        Device::open(&DeviceConfig { take, packet_ring, ..DeviceConfig::new(name, config.via) })
+        let queues = queues(name, config.via)?;
+        let device =
+            DeviceConfig { take, packet_ring, queues, ..DeviceConfig::new(name, config.via) };
+        Device::open(&device)
     };
     let mut devices = config.devices.iter().map(open).collect::<forebay::Result<Vec<_>>>()?;
     let index = |device: &Device| device.link()?.interface_index();
@@ -72,6 +76,11 @@ pub(super) fn open(
     let net_config = NetConfig { division, tcp, ..NetConfig::default() };
     let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
     Ok(Prepared { net, engine, interfaces, engine_lock, rings, metrics })
+}
+
+/// Number of a device's queues to open: over `AF_XDP` all, as it has no packets of a queue that is not polled.
+fn queues(device: &str, via: Via) -> forebay::Result<u16> {
+    Ok(if via == Via::AfXdp { Interface::named(device)?.rx_queues.max(1) } else { 1 })
 }
 
 /// Runs the engine that was prepared, or another.

@@ -298,6 +298,19 @@ pub(crate) fn sums_are_completed() {
     });
 }
 
+/// Flows whose packets come by both queues of a device.
+pub(crate) fn all_queues_are_taken() {
+    for via in ["af_packet", "af_xdp"] {
+        let hosts = Hosts::with_queues(2);
+        let flows = flows(&hosts);
+        direct_over(via, &hosts, LENGTHS, |_| {
+            let (served, _) = ask_all(&flows, b"1");
+            assert_eq!(served, vec![1; flows.len()], "{via}: the length of each question");
+            flows[0].send(b"end").unwrap();
+        });
+    }
+}
+
 /// Counter of ICMP of a host's kernel.
 fn icmp(host: &Namespace, name: &str) -> u64 {
     let snmp = host.run(|| fs::read_to_string("/proc/thread-self/net/snmp").unwrap());

@@ -123,6 +123,7 @@ fn main() {
         ("exe_8_processes_divide_datagrams", datagrams::are_divided),
         ("exe_2_fragments_are_joined", datagrams::fragments_are_joined),
         ("exe_2_sums_of_tunnels_are_completed", datagrams::sums_are_completed),
+        ("exe_2_all_queues_are_taken", datagrams::all_queues_are_taken),
         ("exe_8_children_share_parents_socket", datagrams::are_the_childrens),
         ("exe_8_child_sends_by_parents_socket", datagrams::child_sends),
         ("exe_8_child_asks_by_connected_socket", datagrams::child_asks),
@@ -230,8 +231,17 @@ impl Hosts {
     }
 
     fn new() -> Self {
+        Self::on(|cable| cable.lay())
+    }
+
+    /// Hosts whose interfaces have that many queues each way.
+    fn with_queues(queues: u16) -> Self {
+        Self::on(|cable| cable.lay_with_queues(queues))
+    }
+
+    fn on(lay: impl FnOnce(&Cable<'_>)) -> Self {
         let (near, far) = (Namespace::new(), Namespace::new());
-        Cable { near: (&near, "exa"), far: (&far, "exb") }.lay();
+        lay(&Cable { near: (&near, "exa"), far: (&far, "exb") });
         near.command("ip addr add 10.9.0.1/24 dev exa");
         far.command("ip addr add 10.9.0.2/24 dev exb");
         Self { near, far }

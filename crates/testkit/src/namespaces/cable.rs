@@ -60,9 +60,18 @@ pub struct Cable<'a> {
 impl Cable<'_> {
     /// Creates the veth pair, and sets both ends up.
     pub fn lay(&self) {
+        self.lay_with("");
+    }
+
+    /// Creates the veth pair, with that many queues each way, and sets both ends up.
+    pub fn lay_with_queues(&self, queues: u16) {
+        self.lay_with(&format!("numrxqueues {queues} numtxqueues {queues}"));
+    }
+
+    fn lay_with(&self, options: &str) {
         let ((near, a), (far, b)) = (self.near, self.far);
         near.command(&format!(
-            "ip link add {a} address 02:00:00:00:00:01 type veth peer name {b} \
+            "ip link add {a} {options} address 02:00:00:00:00:01 type veth peer name {b} {options} \
              address 02:00:00:00:00:02 netns {}",
             far.path()
         ));
