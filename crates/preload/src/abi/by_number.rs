@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_long, c_uint};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use super::descriptors::{close, close_range, dup, dup3, is_hidden};
-use super::exec::execve;
+use super::exec::{execve, execveat};
 use super::messages::recvmmsg;
 use super::next::next;
 use super::receive::read;
@@ -67,6 +67,12 @@ pub unsafe extern "C" fn syscall(
             let strings = |at: c_long| with_exposed_provenance(at as usize);
             // SAFETY: as above.
             unsafe { execve(with_exposed_provenance(a as usize), strings(b), strings(c)) }.into()
+        }
+        libc::SYS_execveat => {
+            let strings = |at: c_long| with_exposed_provenance(at as usize);
+            let path = with_exposed_provenance(b as usize);
+            // SAFETY: as above.
+            unsafe { execveat(fd, path, strings(c), strings(d), e as c_int) }.into()
         }
         // SAFETY: as above.
         _ => unsafe { kernels()(number, a, b, c, d, e, f) },

@@ -103,7 +103,7 @@ fn library_path() -> CString {
 /// Runs the program at a path by `run`, which gets its environment: this one, and what the listeners need that it is to have.
 ///
 /// # Safety
-/// `environment` is null, or an array of strings that ends with null.
+/// `environment` is as [`strings`] takes it.
 unsafe fn keeping(
     path: impl FnOnce() -> Option<PathBuf>,
     environment: Strings,
@@ -118,7 +118,7 @@ unsafe fn keeping(
     let changed = ENVIRONMENT.try_with(|changed| {
         let mut changed = changed.try_borrow_mut().ok()?;
         // SAFETY: the caller's promise.
-        changed.set(&unsafe { strings(environment) }, &sockets);
+        changed.set(&unsafe { strings(environment) }?, &sockets);
         Some(changed.all.as_ptr())
     });
     let Ok(Some(changed)) = changed else { return run(environment) };
@@ -165,21 +165,28 @@ fn is_among(library: &[u8], variable: &[u8]) -> bool {
     paths.split(|byte| matches!(byte, b':' | b' ')).any(|path| path == library)
 }
 
-/// Strings of an array that ends with null.
+/// Strings of an array that ends with null; none of null, as for the kernel. `None` if the array or a string is where no
+/// program has memory, which the kernel answers.
 ///
 /// # Safety
-/// `array` is null, or such an array; it and its strings are not changed while the result lives.
-unsafe fn strings<'a>(array: Strings) -> Vec<&'a CStr> {
+/// `array` is nowhere, or such an array, whose strings may be nowhere; neither is changed while the result lives.
+unsafe fn strings<'a>(array: Strings) -> Option<Vec<&'a CStr>> {
     let mut found = Vec::new();
+    if array.is_null() {
+        return Some(found);
+    }
     if is_nowhere(array) {
-        return found;
+        return None;
     }
     let mut at = array;
     loop {
         // SAFETY: the caller's promise; null was not found yet.
         let string = unsafe { at.read() };
         if string.is_null() {
-            return found;
+            return Some(found);
+        }
+        if is_nowhere(string) {
+            return None;
         }
         // SAFETY: the caller's promise.
         found.push(unsafe { CStr::from_ptr(string) });
@@ -281,6 +288,10 @@ pub unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_i
     let program = || Some(path_by_descriptor(fd, Path::new("")));
     // SAFETY: the caller's promise, here and below.
     let run = |envp| unsafe { by_descriptor()(fd, argv, envp) };
+    if envp.is_null() {
+        // The C library refuses it, unlike the kernel.
+        return run(envp);
+    }
     // SAFETY: as above.
     unsafe { keeping(program, envp, run) }
 }
@@ -312,10 +323,15 @@ mod tests {
     #[test]
     fn exe_10_strings_end_with_null() {
         let words = [c"a=1", c"b"];
-        let array = [words[0].as_ptr(), words[1].as_ptr(), ptr::null()];
+        let mut array = [words[0].as_ptr(), words[1].as_ptr(), ptr::null()];
         // SAFETY: such an array.
-        assert_eq!(unsafe { strings(array.as_ptr()) }, words);
+        assert_eq!(unsafe { strings(array.as_ptr()) }.unwrap(), words);
         // SAFETY: null.
-        assert!(unsafe { strings(ptr::null()) }.is_empty());
+        assert!(unsafe { strings(ptr::null()) }.unwrap().is_empty());
+        // SAFETY: nowhere.
+        assert!(unsafe { strings(ptr::without_provenance(1)) }.is_none());
+        array[1] = ptr::without_provenance(1);
+        // SAFETY: such an array, and a string that is nowhere.
+        assert!(unsafe { strings(array.as_ptr()) }.is_none());
     }
 }

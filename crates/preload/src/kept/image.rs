@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::fs::getxattr;
 use rustix::process::{getgid, getuid};
 
 const PAGE_BYTES: u64 = 4096;
@@ -26,17 +27,26 @@ const CLASS_64: u8 = 2;
 /// Kind of the program header that names the loader (`PT_INTERP`).
 const LOADER: u32 = 3;
 
-/// Reason why the library is not loaded into a program; `None` also of a file that cannot be read.
+/// Reason why the library is not loaded into a program. Of one that can be run but not read, only its privileges are known.
 pub(super) fn obstacle(path: &Path) -> Option<&'static str> {
-    let (page, becomes_other) = first_page(path)?;
+    let page = first_page(path).unwrap_or_default();
     match interpreter(&page) {
-        // The kernel runs no script as another user.
+        // The kernel runs no script with other privileges.
         Some(interpreter) => {
-            let (page, becomes_other) = first_page(Path::new(OsStr::from_bytes(interpreter)))?;
-            obstacle_of(&page, becomes_other)
+            let path = Path::new(OsStr::from_bytes(interpreter));
+            privileges(path).or_else(|| obstacle_of(&first_page(path)?))
         }
-        None => obstacle_of(&page, becomes_other),
+        None => privileges(path).or_else(|| obstacle_of(&page)),
     }
+}
+
+/// Privileges that a program gets as it is run, with which the loader leaves the library out.
+fn privileges(path: &Path) -> Option<&'static str> {
+    if becomes_other(&path.metadata().ok()?) {
+        return Some("is setuid or setgid");
+    }
+    let has_capabilities = || getxattr(path, c"security.capability", &mut [0; 64]).is_ok();
+    (!getuid().is_root() && has_capabilities()).then_some("has file capabilities")
 }
 
 /// True for a program that runs as another user than this process, or in another group.
@@ -46,15 +56,13 @@ fn becomes_other(about: &Metadata) -> bool {
         || is_set(SETGID) && about.gid() != getgid().as_raw()
 }
 
-/// First page of a file, and whether its program [becomes another user](becomes_other).
-fn first_page(path: &Path) -> Option<(Vec<u8>, bool)> {
+fn first_page(path: &Path) -> Option<Vec<u8>> {
     let is_file = path.metadata().ok()?.is_file();
     // A pipe might be read for ever.
     let file = is_file.then(|| File::open(path).ok()).flatten()?;
-    let becomes_other = becomes_other(&file.metadata().ok()?);
     let mut page = Vec::new();
     file.take(PAGE_BYTES).read_to_end(&mut page).ok()?;
-    Some((page, becomes_other))
+    Some(page)
 }
 
 /// Path of a script's interpreter.
@@ -63,10 +71,7 @@ fn interpreter(page: &[u8]) -> Option<&[u8]> {
     line.split(|byte| byte.is_ascii_whitespace()).find(|word| !word.is_empty())
 }
 
-fn obstacle_of(page: &[u8], becomes_other: bool) -> Option<&'static str> {
-    if becomes_other {
-        return Some("is setuid or setgid");
-    }
+fn obstacle_of(page: &[u8]) -> Option<&'static str> {
     let class = page.strip_prefix(b"\x7fELF").and(page.get(CLASS))?;
     if *class != CLASS_64 {
         return Some("is a 32-bit program");
@@ -97,31 +102,46 @@ fn loader(page: &[u8]) -> Option<Option<&[u8]>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown};
+
     use super::*;
 
     #[test]
     fn exe_10_programs_without_loader_are_found() {
         let own = std::env::current_exe().unwrap();
         assert_eq!(obstacle(&own), None);
-        let (page, becomes_other) = first_page(&own).unwrap();
-        assert!(!becomes_other);
-        assert_eq!(obstacle_of(&page, true), Some("is setuid or setgid"));
+        let page = first_page(&own).unwrap();
         let mut wide = page.clone();
         wide[CLASS] = 1;
-        assert_eq!(obstacle_of(&wide, false), Some("is a 32-bit program"));
+        assert_eq!(obstacle_of(&wide), Some("is a 32-bit program"));
         let name = loader(&page).unwrap().unwrap();
         let at = name.as_ptr() as usize - page.as_ptr() as usize;
         let mut musl = page.clone();
         musl[at..at + 8].copy_from_slice(b"/ld-musl");
-        assert_eq!(obstacle_of(&musl, false), Some("uses musl"));
+        assert_eq!(obstacle_of(&musl), Some("uses musl"));
         let mut none = page.clone();
         let first = usize::from(page[PROGRAM_HEADERS]);
         for index in 0..usize::from(page[HEADER_COUNT]) {
             none[first + index * usize::from(page[HEADER_BYTES])] = 1;
         }
-        assert_eq!(obstacle_of(&none, false), Some("is linked statically"));
+        assert_eq!(obstacle_of(&none), Some("is linked statically"));
         for len in 0..page.len() {
-            obstacle_of(&page[..len], false); // no panic
+            obstacle_of(&page[..len]); // no panic
+        }
+    }
+
+    #[test]
+    fn exe_10_privileges_of_unreadable_are_found() {
+        let program = tempfile::NamedTempFile::new().unwrap();
+        let set_mode = |mode| program.as_file().set_permissions(Permissions::from_mode(mode));
+        set_mode(SETUID | SETGID | 0o111).unwrap();
+        assert_eq!(obstacle(program.path()), None, "it runs as the same user");
+        // Only root may give it away.
+        if chown(program.path(), Some(1), None).is_ok() {
+            set_mode(SETUID | 0o111).unwrap();
+            assert_eq!(obstacle(program.path()), Some("is setuid or setgid"));
+            assert_eq!(privileges(Path::new("/nowhere")), None);
         }
     }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_sys::hidden::Hidden;
 use rustix::fs::fstat;
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
+use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use self::message::{receive, send};
@@ -34,6 +35,9 @@ pub(crate) const VARIABLE: &str = "FOREBAY_KEPT";
 
 /// Lowest number of the end, if the process may have such.
 const NUMBER_FROM: RawFd = 512;
+
+/// Room in the queue, of which each message takes about 1 KiB.
+const QUEUE_BYTES: usize = 1 << 22;
 
 /// Listeners for the next program of this process, in the queue of this end of a socket pair, with which they end.
 pub(crate) struct KeptSockets(OwnedFd);
@@ -60,6 +64,9 @@ impl KeptSockets {
     fn of(kept: &[KeptListener]) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        // Ignored: then there is room for fewer. Without CAP_NET_ADMIN `net.core.wmem_max` limits it.
+        let _ = set_socket_send_buffer_size_force(&near, QUEUE_BYTES)
+            .or_else(|_| set_socket_send_buffer_size(&near, QUEUE_BYTES));
         let far = fcntl_dupfd_cloexec(&far, NUMBER_FROM).unwrap_or(far);
         let lock = runtime::shared_lock();
         let files = lock.as_ref().map(|lock| lock.files());
@@ -196,7 +203,7 @@ fn report_lost(path: &Path, why: &str, kept: &[KeptListener]) {
 fn report_unpacked(error: Errno, kept: &[KeptListener]) {
     report!(
         "forebay: process {} cannot leave its listeners {:?} to the program that it runs: {error}; let it have more \
-         descriptors (ulimit -n), or fewer listeners",
+         descriptors (ulimit -n), fewer listeners, or a longer queue (sysctl net.core.wmem_max)",
         process::id(),
         addresses(kept)
     );
