@@ -1,4 +1,4 @@
-//! execve and its siblings: the next program of the process gets the listeners that it keeps ([`kept`](crate::kept)).
+//! execve and its siblings: the next program of the process gets the listeners that it keeps ([`kept`]).
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
