@@ -34,14 +34,14 @@ impl<H: Handler + 'static> Engine<H> {
         &mut self.workers[index].handler
     }
 
-    /// Takes the pools of [other threads](Config::senders) that make packets. Frames still in use
+    /// Takes the pools of [other threads](crate::Config::senders) that make packets. Frames still in use
     /// at the end of the run are returned when the pool is dropped.
     #[must_use]
     pub fn take_senders(&mut self) -> Vec<Pool> {
         std::mem::take(&mut self.senders)
     }
 
-    /// Takes the [smallest frames](Config::small_frames), in the order of the CPUs.
+    /// Takes the [smallest frames](crate::Config::small_frames), in the order of the CPUs.
     #[must_use]
     pub fn take_small(&mut self) -> Vec<Pool> {
         std::mem::take(&mut self.small)
@@ -88,7 +88,7 @@ impl<H: Handler + 'static> Engine<H> {
     ///
     /// # Errors
     /// If a thread cannot be started, a thread panics outside its handler, or a handler panics
-    /// [`PANICS_IN_A_ROW`] times without handling a batch in between. Errors of sources and
+    /// [`PANICS_IN_A_ROW`](crate::PANICS_IN_A_ROW) times without handling a batch in between. Errors of sources and
     /// replaced threads are part of the outcome.
     pub fn run(self) -> Result<Outcome<H>> {
         self.run_with(CpuThread::turn_to_the_end)
