@@ -145,10 +145,9 @@ impl Endpoint {
         let routes = self.shared.routes();
         let mut local = self.local_for(remote.ip());
         let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
-        let route = self.find_route(&routes, None, named, to)?;
+        let chosen = named.is_none().then(|| self.group_source(&routes, remote.ip())).flatten();
+        let route = self.find_route(&routes, None, named.or(chosen), to)?;
         let (device, own) = route.ok_or(Errno::NETUNREACH)?;
-        let chosen = self.group_source(remote.ip());
-        let own = chosen.or(own);
         // An IPv4 source has no way to IPv6 (`ip6_dst_lookup_tail`).
         if plain(local).is_ipv4() && remote.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
@@ -163,7 +162,7 @@ impl Endpoint {
             && let Some(own) = own
         {
             let of_kernel = || routes.kernels_source(device, remote.ip());
-            let own = chosen.or_else(of_kernel).unwrap_or(own);
+            let own = chosen.map(|own| own.ip()).or_else(of_kernel).unwrap_or(own);
             let scope_id = routes.scope_on(device);
             local = self.shown(scoped(SocketAddr::new(own, local.port()), scope_id));
         }

@@ -42,6 +42,8 @@ pub(super) struct Options {
     pub(super) groups_v4: GroupOptions,
     /// For those of IPv6.
     pub(super) groups_v6: GroupOptions,
+    /// Bits of the source address that was chosen for datagrams to groups of IPv4; 0 for none.
+    group_source_v4: AtomicU32,
 }
 
 /// Options for datagrams to groups of one family.
@@ -51,8 +53,6 @@ pub(super) struct GroupOptions {
     /// True if programs of the kernel's on this host hear them.
     pub(super) is_looped: AtomicBool,
     device: AtomicU16,
-    /// Bits of the source address of IPv4 that was chosen; 0 for none.
-    source: AtomicU32,
 }
 
 /// Time-out of calls that wait, in ns; 0 for none.
@@ -98,12 +98,24 @@ impl Options {
             may_broadcast: AtomicBool::new(true),
             groups_v4: GroupOptions::default(),
             groups_v6: GroupOptions::default(),
+            group_source_v4: AtomicU32::new(0),
         }
     }
 
     /// Options for groups of the address's family.
     pub(super) fn groups(&self, to: IpAddr) -> &GroupOptions {
         if to.is_ipv4() { &self.groups_v4 } else { &self.groups_v6 }
+    }
+
+    /// Source address of datagrams to groups of IPv4 from a socket that is bound to none, if one was chosen (`imr_address` of
+    /// `IP_MULTICAST_IF`).
+    pub(super) fn group_source_v4(&self) -> Option<IpAddr> {
+        let address = Ipv4Addr::from_bits(self.group_source_v4.load(Ordering::Relaxed));
+        (!address.is_unspecified()).then_some(address.into())
+    }
+
+    pub(super) fn set_group_source_v4(&self, source: Option<Ipv4Addr>) {
+        self.group_source_v4.store(source.map_or(0, Ipv4Addr::to_bits), Ordering::Relaxed);
     }
 }
 
@@ -113,7 +125,6 @@ impl Default for GroupOptions {
             ttl: AtomicU8::new(MULTICAST_TTL),
             is_looped: AtomicBool::new(false),
             device: AtomicU16::new(BY_ROUTE),
-            source: AtomicU32::new(0),
         }
     }
 }
@@ -122,16 +133,6 @@ impl GroupOptions {
     /// Outgoing device, if one was chosen (`IP_MULTICAST_IF`).
     pub(super) fn device(&self) -> Option<DeviceIndex> {
         u8::try_from(self.device.load(Ordering::Relaxed)).ok().map(DeviceIndex)
-    }
-
-    /// Source address of a socket that is bound to none, if one was chosen (`imr_address` of `IP_MULTICAST_IF`).
-    pub(super) fn source(&self) -> Option<IpAddr> {
-        let address = Ipv4Addr::from_bits(self.source.load(Ordering::Relaxed));
-        (!address.is_unspecified()).then_some(address.into())
-    }
-
-    pub(super) fn set_source(&self, source: Option<Ipv4Addr>) {
-        self.source.store(source.map_or(0, Ipv4Addr::to_bits), Ordering::Relaxed);
     }
 
     pub(super) fn set_device(&self, device: Option<DeviceIndex>) {

@@ -175,7 +175,8 @@ impl Endpoint {
         let is_bound = !is_by_route && self.is_source(bound);
         let asked = asked.filter(|ip| !ip.is_unspecified());
         let own = asked.map(|ip| SocketAddr::new(ip, 0)).or(is_bound.then_some(bound));
-        let found = self.find_route(routes, of.device, own, of.destination)?;
+        let chosen = own.or_else(|| self.group_source(routes, to.ip()));
+        let found = self.find_route(routes, of.device, chosen, of.destination)?;
         let Some((device, address)) = found else {
             self.shared.unsent.count_no_route(to.ip());
             return Err(Errno::NETUNREACH.into());
@@ -189,8 +190,7 @@ impl Endpoint {
             let is_unknown = to.is_ipv4() && !is_never_source(asked);
             return Err(if is_unknown { Errno::NETUNREACH } else { Errno::INVAL }.into());
         }
-        let chosen = own.map(|own| plain(own).ip()).or_else(|| self.group_source(to.ip()));
-        let (is_named, own) = (chosen.is_some(), chosen.or(address));
+        let (is_named, own) = (chosen.is_some(), chosen.map(|own| plain(own).ip()).or(address));
         let source = SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port());
         Ok(Way { device, source, is_named })
     }
@@ -218,9 +218,10 @@ impl Endpoint {
     }
 
     /// Source address that the socket has chosen for datagrams to a group, if it is still one of this host's.
-    pub(super) fn group_source(&self, to: IpAddr) -> Option<IpAddr> {
-        let chosen = to.is_multicast().then(|| self.options.groups(to).source()).flatten();
-        chosen.filter(|source| self.shared.routes().is_own(*source))
+    pub(super) fn group_source(&self, routes: &Routes<'_>, to: IpAddr) -> Option<SocketAddr> {
+        let is_group = to.is_ipv4() && to.is_multicast();
+        let chosen = is_group.then(|| self.options.group_source_v4()).flatten();
+        chosen.filter(|source| routes.is_own(*source)).map(|source| SocketAddr::new(source, 0))
     }
 
     fn marks_of(&self, of: &Transmit<'_>, to: IpAddr) -> SentMarks {

@@ -436,7 +436,7 @@ impl UdpSocket {
     /// Sets the source address of datagrams to groups of IPv4, for a socket that is bound to no address; `None`: that of the
     /// device (`imr_address` of `IP_MULTICAST_IF`).
     pub fn set_multicast_source_v4(&self, source: Option<Ipv4Addr>) {
-        self.0.options.groups_v4.set_source(source);
+        self.0.options.set_group_source_v4(source);
     }
 
     /// Sets the time to live, or hop limit, of datagrams to groups (`IP_MULTICAST_TTL`,

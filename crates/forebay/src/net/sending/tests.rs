@@ -110,6 +110,23 @@ fn udp_21_bound_socket_sends_by_its_device() {
     assert_eq!(lens, [vec![], vec![100; 2]], "by each device");
 }
 
+#[test]
+fn udp_21_chosen_source_leads_to_groups() {
+    let sinks = [(); 2].map(|()| Recording::default());
+    let lens = sinks.each_ref().map(|sink| Arc::clone(&sink.lens));
+    let sinks = sinks.into_iter().map(|sink| Box::new(sink) as _).collect();
+    let state = host(vec![sinks], NetConfig::TCP);
+    let socket = bound(&state, SocketAddr::from(([0; 4], 53)));
+    for (index, payload) in [(1, [7; 100].as_slice()), (0, &[7; 200])] {
+        let IpAddr::V4(source) = own_address(index) else { unreachable!("of IPv4") };
+        socket.options.set_group_source_v4(Some(source));
+        let datagram = Transmit::new(payload, SocketAddr::from(([239, 1, 2, 3], 4000)));
+        socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+    }
+    let lens = lens.map(|lens| lens.lock().unwrap().clone());
+    assert_eq!(lens, [vec![200], vec![100]], "by each device");
+}
+
 /// An error of the length or the route leaves the peer's to a later call.
 #[test]
 fn udp_7_refused_arguments_leave_peers_error() {
