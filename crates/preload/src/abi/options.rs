@@ -15,7 +15,7 @@ use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table;
 use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, TIMEOUTS, congestion_name, is_accepted};
-use crate::udp::groups::is_about_groups;
+use crate::udp::groups::{is_about_groups, note_choice};
 use crate::udp_options::UDP_CORK;
 
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
@@ -46,6 +46,7 @@ pub unsafe extern "C" fn setsockopt(
     let next = next!(setsockopt(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
     let option = SocketOption { level, name };
     let Some(socket) = table::find_usable(fd) else {
+        note_choice(option);
         // SAFETY: the caller's promise.
         return unsafe { relayed::set_option(next, fd, option, value, len) };
     };

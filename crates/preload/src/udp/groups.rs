@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay::net::message::DeviceIndex;
 use forebay_stack::socket::shown;
@@ -27,6 +28,10 @@ const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 
 /// Port of a service that answers nothing (RFC 863). Nothing is sent to it.
 const DISCARD_PORT: u16 = 9;
+
+/// True once a socket of the kernel was told by which interface to send to groups. Few programs do so, and the others are spared
+/// the question at each `bind`.
+static IS_INTERFACE_CHOSEN: AtomicBool = AtomicBool::new(false);
 
 // Not in the crate libc (linux/in.h).
 const MCAST_JOIN_GROUP: i32 = 42;
@@ -72,6 +77,13 @@ pub(crate) fn is_about_groups(option: SocketOption) -> bool {
 /// True for an option that names the interface which datagrams to groups leave by.
 pub(crate) fn names_interface(option: SocketOption) -> bool {
     INTERFACES.contains(&option)
+}
+
+/// Notes that an option of a socket of the kernel is set, which a socket of ours may have at its `bind`.
+pub(crate) fn note_choice(option: SocketOption) {
+    if names_interface(option) {
+        IS_INTERFACE_CHOSEN.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Option that takes back what this one does.
@@ -161,7 +173,7 @@ impl Udp {
                 self.send_to_groups_by(option, device);
             }
         }
-        if self.v6_only {
+        if self.v6_only || !IS_INTERFACE_CHOSEN.load(Ordering::Relaxed) {
             return;
         }
         let Some(source) = chosen_source(self.kernel(), self.is_ipv6) else { return };
