@@ -171,7 +171,7 @@ impl Device {
         };
         // The program cannot know whose port a later fragment is for.
         if let Some(take) = config.take.fragments_alone() {
-            let source = af_packet::open_beside(&interface, take, config.verify)?;
+            let source = af_packet::open_for_fragments(&interface, take, config.verify)?;
             opened.counts.push(Arc::clone(source.counts()));
             opened.sources.push(Box::new(source));
         }

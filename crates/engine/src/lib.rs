@@ -16,7 +16,7 @@ mod devices; //    numbers of the devices' queues
 mod memory; //     packet memory: its size, the sizes of its chunks
 
 mod threads; //    a thread for each CPU
-mod start_barrier; // begin of all threads at once
+mod start_barrier; // the threads' wait for each other as a run begins
 mod stepped; //    one seeded scheduler in place of the threads
 mod cpu_thread; // one CPU's loop: turns, spinning, sleep
 mod worker; //     one CPU's turn: its queues, its delivery, its handler

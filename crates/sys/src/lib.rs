@@ -48,7 +48,7 @@ pub mod topology; //         CPUs that share caches and nodes, and the masks tha
 pub mod clock; //            engine time: the machine's, or a scheduler's
 pub mod random; //           numbers determined by a seed
 mod secret; //               keys that nobody can guess
-mod removal; //              files and mounts that go
+mod removal; //              files and mounts that are removed
 pub mod private_listener; // Unix sockets for programs of the same user
 pub mod unix_peer; //        user and process at their other end
 pub mod text_file; //        texts that somebody else wrote, up to a size

@@ -7,6 +7,6 @@ mod slots; //  frames of a ring of slots
 mod source; // frames in
 mod sink; //   packets out
 
-pub use open::{PacketOptions, PacketRing, open, open_beside};
+pub use open::{PacketOptions, PacketRing, open, open_for_fragments};
 pub use sink::PacketSink;
 pub use source::PacketSource;

@@ -48,11 +48,11 @@ const BLOCK_BYTES: u32 = 128 << 10;
 /// empty, so the polling CPU may pause for 256 ms, or for 256 frames of 64 KiB. The block size does
 /// not change the rate: at 2.7 Mpps of 60 bytes no frame was lost.
 const BLOCKS: u32 = 256;
-/// Number of blocks of a ring that gets fragments alone: 4 MiB, 2048 frames of an MTU of 1500.
-const BLOCKS_BESIDE: u32 = 32;
-/// Number of such frames on the path at once: three times those that reassembly keeps of one version
-/// of IP.
-const PACKETS_BESIDE: u32 = 6144;
+/// Number of blocks of a ring for fragments: 4 MiB, 2048 frames of an MTU of 1500.
+const FRAGMENT_BLOCKS: u32 = 32;
+/// Maximum number of fragments on the path at once: three times those that reassembly keeps of one
+/// version of IP.
+const FRAGMENTS_MAX: u32 = 6144;
 /// Block time-out (`tp_retire_blk_tov`), the least possible. A lone frame waits about that long:
 /// 0.8 ms at the median.
 const RETIRE_MS: u32 = 1;
@@ -87,12 +87,16 @@ pub fn open(interface: &Interface, options: &PacketOptions) -> Result<Vec<Packet
         .collect()
 }
 
-/// Opens the source of copies of fragments, beside other sources of an interface, to which nothing
-/// else comes by `take`.
+/// Opens a source for copies of fragments, with a small ring, beside the other sources of an
+/// interface. `take` lets nothing else pass.
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_beside(interface: &Interface, take: RxFilter, verify: Verify) -> Result<PacketSource> {
+pub fn open_for_fragments(
+    interface: &Interface,
+    take: RxFilter,
+    verify: Verify,
+) -> Result<PacketSource> {
     let options = PacketOptions {
         queues: 1,
         take,
@@ -101,10 +105,10 @@ pub fn open_beside(interface: &Interface, take: RxFilter, verify: Verify) -> Res
         verify,
         ring: PacketRing::Frames,
     };
-    let ring = open_ring(interface, &options, BLOCKS_BESIDE)?;
+    let ring = open_ring(interface, &options, FRAGMENT_BLOCKS)?;
     let link = link_of(interface, ring.socket())?;
     let source = PacketSource::new(ring, interface, link, &options);
-    Ok(source.limited(interface.mtu.saturating_add(LINK_BYTES), PACKETS_BESIDE))
+    Ok(source.limited(interface.mtu.saturating_add(LINK_BYTES), FRAGMENTS_MAX))
 }
 
 /// Opens a bound ring whose socket takes nothing until a filter is attached.

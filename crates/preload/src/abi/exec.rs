@@ -21,10 +21,10 @@ type ByPath = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
 type ByFolder = unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
 type ByDescriptor = unsafe extern "C" fn(c_int, Strings, Strings) -> c_int;
 
-/// Variables of the loader and of this library, with what comes behind their names.
+/// Variable that names libraries to the loader, up to its value.
 const PRELOADED: &[u8] = b"LD_PRELOAD=";
 
-/// Folders of programs without `PATH` (`_CS_PATH`).
+/// Folders to search if there is no `PATH` (`_CS_PATH`).
 const PATH: &[u8] = b"/bin:/usr/bin";
 
 /// Path of this library.
