@@ -111,10 +111,9 @@ fn open_queue(
 ) -> Result<(Queue, Vec<BacklogRing>)> {
     let queue = RxQueue(u16::try_from(index).unwrap_or(u16::MAX));
     let numbering = Numbering::of_queue(queue, shared.queues());
-    let wake = shared.waker(queue);
-    let attachment = Attachment { pool: &mut pool, numbering, wake };
+    let (wake, wake_to_send) = (shared.waker(queue), shared.waker_to_send(queue));
     source
-        .attach(attachment)
+        .attach(Attachment { pool: &mut pool, numbering, wake, wake_to_send })
         .map_err(|error| Error::of_source(shared.devices().name_of(queue), error))?;
     let cpus = config.cpus.cpus();
     let polling_cpu = config.polls(index);

@@ -7,6 +7,9 @@
 //! `irq_suspend_timeout`): it sleeps without its descriptors, unless other threads wait. A borrower that finds none spins as
 //! the CPU's thread would, and then lets packets wake that one again before it waits itself.
 //!
+//! A thread of the application that sends borrows the worker of a CPU in such use, too, and transmits: the CPU's own would take a
+//! CPU from the application for each send.
+//!
 //! A CPU that other programs want also sleeps while the readers of its packets are behind, 100 µs at a time, and receives
 //! in larger bursts: under overload, receiving what sockets have no room for would take the CPU from their readers
 //! (receive livelock).
@@ -20,8 +23,8 @@ use forebay_rx::Handler;
 use forebay_sys as sys;
 
 use super::cpu_thread::{acting_as_cpu, is_cpu};
-use super::idle::{Idle, SPIN_MAX_NS};
-use super::queue::Activity;
+use super::idle::{Idle, SPIN_ALWAYS_NS, SPIN_MAX_NS};
+use super::queue::{Activity, Queue};
 use super::shared::EngineState;
 use super::worker::{ThreadState, Worker};
 
@@ -31,6 +34,10 @@ const SUSPEND_NS: u64 = 1_000_000;
 
 /// Time after a borrower's turn that found packets in which the CPU's thread does not spin.
 const IN_USE_NS: u64 = 10_000_000;
+
+/// Time after the attempt of a borrower that finds the CPU awake in which the CPU's thread does not spin: the borrower tries
+/// again.
+const WANTED_NS: u64 = 50_000;
 
 /// Turns of one borrower: a CPU with more work is woken.
 const TURNS_MAX: u32 = 4;
@@ -58,6 +65,22 @@ pub trait BusyPoll: Send + Sync {
     /// Ends a wait that found something: for 1 ms, or until a thread waits again, arriving packets wake no CPU's
     /// thread. No effect while other threads wait.
     fn suspend(&self);
+}
+
+/// Transmission for a CPU that sleeps, by the thread that has queued the packets. Where the application's threads turn the CPU
+/// anyway, waking its own for each send costs more than the send.
+pub(super) trait TransmitLent: Send + Sync {
+    /// Transmits what is queued for the CPU, if it sleeps and a borrower has found packets a short time ago.
+    fn transmit(&self) -> Transmitted;
+}
+
+/// Outcome of such a transmission.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Transmitted {
+    /// All packets that the caller has queued.
+    All,
+    /// Not all of them, or their frames have not come back: the CPU is to be woken.
+    InPart,
 }
 
 /// Outcome of the turns before a wait.
@@ -102,6 +125,8 @@ pub(super) struct Loan<H> {
     sleep_state: AtomicU8,
     /// Time of the last turn of a borrower that found packets.
     used_ns: AtomicU64,
+    /// Time at which a borrower last found the CPU awake.
+    wanted_ns: AtomicU64,
     /// True while arriving packets wait because readers are behind.
     is_moderated: AtomicBool,
 }
@@ -246,6 +271,7 @@ impl<H: Handler> Loan<H> {
             suspended_until_ns: AtomicU64::new(0),
             sleep_state: AtomicU8::new(WAKEABLE),
             used_ns: AtomicU64::new(0),
+            wanted_ns: AtomicU64::new(0),
             is_moderated: AtomicBool::new(false),
         }
     }
@@ -324,9 +350,17 @@ impl<H: Handler> Loan<H> {
     }
 
     /// True if a borrower has found packets a short time ago.
-    pub(super) fn is_in_use(&self, now_ns: u64) -> bool {
+    fn is_in_use(&self, now_ns: u64) -> bool {
         let used_ns = self.used_ns.load(Ordering::Relaxed);
         used_ns > 0 && now_ns.saturating_sub(used_ns) < IN_USE_NS
+    }
+
+    /// True if borrowers turn the CPU while it sleeps, or try to: its thread is not to spin. One that never sleeps does not for
+    /// them either.
+    pub(super) fn is_sought(&self, now_ns: u64) -> bool {
+        let wanted_ns = self.wanted_ns.load(Ordering::Relaxed);
+        let is_wanted = wanted_ns > 0 && now_ns.saturating_sub(wanted_ns) < WANTED_NS;
+        self.is_in_use(now_ns) || is_wanted && self.shared.spin_max_ns != SPIN_ALWAYS_NS
     }
 
     /// Turns the CPU on the calling thread if it sleeps. Packets that arrive from now on wake the CPU, unless this thread
@@ -335,9 +369,8 @@ impl<H: Handler> Loan<H> {
         if !self.was_lent.load(Ordering::Relaxed) {
             return Arrived::Nothing;
         }
-        let wake = || self.shared.cpu_waker(self.index).wake();
         // The CPU's own thread may have no other reason to look: the source's descriptor has been emptied.
-        let woken = OnPanic(wake);
+        let woken = OnPanic(|| self.wake());
         let turned = self.try_turn();
         woken.disarm();
         let arrived = match turned.has_found {
@@ -351,10 +384,9 @@ impl<H: Handler> Loan<H> {
             Arrived::Packets | Arrived::Nothing => self.resume(),
         }
         // A thread that sleeps until the end of a suspension is back in time, even if no borrower is.
-        let is_suspended = self.sleep_state.load(Ordering::Relaxed) == SUSPENDED;
-        let is_early = turned.needed == Needed::Soon && is_suspended;
+        let is_early = turned.needed == Needed::Soon && self.is_suspended();
         if turned.needed != Needed::Nothing && !is_early {
-            wake();
+            self.wake();
         }
         arrived
     }
@@ -371,7 +403,10 @@ impl<H: Handler> Loan<H> {
         };
         match lent.as_mut() {
             Some(lent) if self.may_turn(lent) => acting_as_cpu(|| self.turn_lent(lent)),
-            _ => Turned::default(),
+            _ => {
+                self.wanted_ns.store(self.shared.clock.now_ns(), Ordering::Relaxed);
+                Turned::default()
+            }
         }
     }
 
@@ -406,8 +441,17 @@ impl<H: Handler> Loan<H> {
         self.is_moderated.store(false, Ordering::Relaxed);
         fence(Ordering::SeqCst); // pairs with that in `wait`
         if self.sleep_state.load(Ordering::Relaxed) != WAKEABLE {
-            self.shared.cpu_waker(self.index).wake();
+            self.wake();
         }
+    }
+
+    fn wake(&self) {
+        self.shared.cpu_waker(self.index).wake();
+    }
+
+    /// True if the CPU's thread sleeps until the end of a suspension at the latest.
+    fn is_suspended(&self) -> bool {
+        self.sleep_state.load(Ordering::Relaxed) == SUSPENDED
     }
 
     fn is_moderated(&self) -> bool {
@@ -420,6 +464,37 @@ impl<H: Handler> Loan<H> {
 
     fn lent(&self) -> MutexGuard<'_, Option<Lent<H>>> {
         self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<H: Handler> TransmitLent for Loan<H> {
+    fn transmit(&self) -> Transmitted {
+        if is_cpu() || !self.is_in_use(self.shared.clock.now_ns()) {
+            return Transmitted::InPart;
+        }
+        let woken = OnPanic(|| self.wake());
+        let transmitted = self.try_transmit();
+        woken.disarm();
+        transmitted
+    }
+}
+
+impl<H: Handler> Loan<H> {
+    fn try_transmit(&self) -> Transmitted {
+        // Another thread that turns it may have looked before the packets came. The CPU's own takes it back.
+        let Ok(mut lent) = self.lent.try_lock() else { return Transmitted::InPart };
+        let Some(lent) = lent.as_mut().filter(|lent| self.may_turn(lent)) else {
+            return Transmitted::InPart;
+        };
+        let Lent { worker, .. } = lent;
+        worker.transmit();
+        let has_more = worker.queues.iter_mut().any(Queue::has_to_send);
+        let is_sending = worker.queues.iter().any(Queue::is_sending);
+        // A thread that sleeps until the end of a suspension is back in time for frames that are on their way.
+        if has_more || is_sending && !self.is_suspended() {
+            return Transmitted::InPart;
+        }
+        Transmitted::All
     }
 }
 

@@ -300,8 +300,8 @@ impl<H: Handler> CpuThread<H> {
     fn pause(&mut self, activity: Activity, is_ready: &mut impl FnMut() -> bool) {
         let now_ns = self.turn_ns;
         self.idle.look(now_ns, sys::preemptions);
-        let is_in_use = self.loan.as_ref().is_some_and(|loan| loan.is_in_use(now_ns));
-        if self.idle.should_sleep(now_ns, activity == Activity::Blocked) || is_in_use {
+        let is_sought = self.loan.as_ref().is_some_and(|loan| loan.is_sought(now_ns));
+        if self.idle.should_sleep(now_ns, activity == Activity::Blocked) || is_sought {
             self.sleep(activity, is_ready);
         } else {
             std::hint::spin_loop();

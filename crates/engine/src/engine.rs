@@ -60,7 +60,11 @@ impl<H: Handler + 'static> Engine<H> {
     /// Turns by threads of the application, which from now on may turn CPUs that sleep.
     pub fn busy_poll(&mut self) -> Arc<dyn BusyPoll> {
         let (shared, cpus) = (&self.shared, 0..self.workers.len());
-        let loan = |index| Arc::new(Loan::new(Arc::clone(shared), index));
+        let loan = |index| {
+            let loan = Arc::new(Loan::new(Arc::clone(shared), index));
+            shared.set_loan(index, Arc::downgrade(&loan) as _);
+            loan
+        };
         let loans = self.loans.get_or_insert_with(|| cpus.map(loan).collect());
         Arc::new(Borrowers::new(Arc::clone(loans)))
     }

@@ -153,13 +153,18 @@ impl Queue {
         self.follow_changes(shared);
         self.intake.set_stamped(shared.measured() != Measured::Nothing);
         self.received = 0;
-        let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
+        let sent = self.transmit();
         if self.ended {
             return Activity::Ended.after(sent);
         }
         let activity = self.poll_once(frames_max, shared).after(sent);
         self.retire_tables(shared);
         activity
+    }
+
+    /// Transmits what is queued, recycles what was sent, and returns the number of frames.
+    pub(super) fn transmit(&mut self) -> usize {
+        self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool))
     }
 
     /// Applies all changes that were made before the run: they hold from the first frame on.
@@ -521,6 +526,11 @@ impl Queue {
     /// True if the source has packets to transmit.
     pub(super) fn has_to_send(&mut self) -> bool {
         self.source.as_mut().is_some_and(|source| source.has_work())
+    }
+
+    /// True if frames that were sent have not come back yet.
+    pub(super) fn is_sending(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.is_sending())
     }
 
     /// Error of the source, if it failed.

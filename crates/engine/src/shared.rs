@@ -1,7 +1,7 @@
 //! State that the threads of an engine share.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use forebay_buf::wake::Poller;
@@ -15,6 +15,7 @@ use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
 use forebay_sys::refused::{Refused, Written};
 
+use super::busy_poll::{TransmitLent, Transmitted};
 use super::changes::{Changes, Follower};
 use super::config::Config;
 use super::cpu_waker::CpuWaker;
@@ -35,6 +36,8 @@ pub struct EngineState {
     cpus: CpuList,
     devices: Devices,
     cpu_wakers: Box<[CpuWaker]>,
+    /// Loan of each CPU, if threads of the application may turn it.
+    loans: Box<[OnceLock<Weak<dyn TransmitLent>>]>,
     /// Pause of each CPU: bit 0 is set while the CPU is paused; the bits above are the epoch of the
     /// last change.
     paused: Box<[AtomicU64]>,
@@ -119,6 +122,7 @@ impl EngineState {
             cpus: config.cpus.clone(),
             devices,
             cpu_wakers: (0..cpus).map(|_| CpuWaker::default()).collect(),
+            loans: (0..cpus).map(|_| OnceLock::new()).collect(),
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             turned_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
@@ -427,12 +431,35 @@ impl EngineState {
     pub(super) fn waker(self: &Arc<Self>, queue: RxQueue) -> Waker {
         let shared = Arc::clone(self);
         Arc::new(move || {
-            let polling = shared.polling.get(usize::from(queue.0));
-            let cpu = polling.map(|poller| CpuId(poller.next_to_wake()));
-            if let Some(index) = cpu.and_then(|cpu| shared.index_of(cpu)) {
+            if let Some(index) = shared.index_to_wake(queue) {
                 shared.cpu_wakers[index].wake();
             }
         })
+    }
+
+    /// As [`waker`](Self::waker), for a thread that has queued packets for transmission. If threads of the application turn
+    /// that CPU while it sleeps, the caller transmits them itself.
+    pub(super) fn waker_to_send(self: &Arc<Self>, queue: RxQueue) -> Waker {
+        let shared = Arc::clone(self);
+        Arc::new(move || {
+            let Some(index) = shared.index_to_wake(queue) else { return };
+            let loan = shared.loans[index].get().and_then(Weak::upgrade);
+            if loan.is_none_or(|loan| loan.transmit() == Transmitted::InPart) {
+                shared.cpu_wakers[index].wake();
+            }
+        })
+    }
+
+    /// Index of the CPU to be woken for a queue.
+    fn index_to_wake(&self, queue: RxQueue) -> Option<usize> {
+        let poller = self.polling.get(usize::from(queue.0))?;
+        self.index_of(CpuId(poller.next_to_wake()))
+    }
+
+    /// Lets threads that have queued packets for a CPU transmit them by its loan. Only the first one has an effect.
+    pub(super) fn set_loan(&self, index: usize, loan: Weak<dyn TransmitLent>) {
+        // A second one would be the same.
+        let _ = self.loans[index].set(loan);
     }
 
     /// CPU that polls a queue.

@@ -129,6 +129,17 @@ impl<H: Handler> Worker<H> {
         (activity, now_ns)
     }
 
+    /// Transmits what the CPU's queues have, while it sleeps.
+    pub(super) fn transmit(&mut self) {
+        let began_ns = self.shared.clock.now_ns();
+        for queue in &mut self.queues {
+            queue.transmit();
+            queue.pool.flush();
+        }
+        let now_ns = self.shared.clock.now_ns();
+        self.shared.add_busy(self.index, now_ns.saturating_sub(began_ns));
+    }
+
     /// Records the time of the delivery that has ended now, if it is needed.
     pub(super) fn end_delivery(&mut self, now_ns: u64) {
         if let Some(since_ns) = self.delivering_since_ns.take() {

@@ -57,6 +57,11 @@ pub trait Source: Send {
     fn has_work(&mut self) -> bool {
         false
     }
+
+    /// True if frames that were sent have not come back yet. No event announces that: a later turn recycles them.
+    fn is_sending(&self) -> bool {
+        false
+    }
 }
 
 /// Maximum length of the part of a nonlinear packet in the frame itself: link, network and
@@ -106,6 +111,17 @@ pub struct Attachment<'a> {
     pub numbering: Numbering,
     /// Waker of the polling CPU.
     pub wake: Waker,
+    /// As `wake`, for a thread that has queued packets for transmission: it may transmit them itself.
+    pub wake_to_send: Waker,
+}
+
+impl<'a> Attachment<'a> {
+    /// Attachment to a thread that never sleeps, and therefore needs no waker.
+    #[must_use]
+    pub fn without_waker(pool: &'a mut Pool, numbering: Numbering) -> Self {
+        let wake: Waker = Arc::new(|| {});
+        Self { pool, numbering, wake_to_send: Arc::clone(&wake), wake }
+    }
 }
 
 impl fmt::Debug for Attachment<'_> {

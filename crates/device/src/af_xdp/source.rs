@@ -341,7 +341,7 @@ impl Source for XdpSource {
         self.config.chunk_bytes = chunk_bytes;
         self.room_bytes = self.config.chunk_bytes - BEFORE_PACKET_BYTES;
         self.transmit.set_chunks(self.config.chunk_bytes, self.config.is_scattered);
-        self.transmit.consumer().wake_by(at.wake);
+        self.transmit.consumer().wake_by(at.wake_to_send);
         let memory_bytes = u64::try_from(at.pool.region().len_bytes()).unwrap_or(u64::MAX);
         let mut socket = Socket::open(&self.config, at.pool)
             .map_err(|refused| self.refused(refused, memory_bytes))?;
@@ -415,6 +415,10 @@ impl Source for XdpSource {
 
     fn has_work(&mut self) -> bool {
         self.transmit.has_work()
+    }
+
+    fn is_sending(&self) -> bool {
+        self.socket.as_ref().is_some_and(Socket::is_sending)
     }
 }
 

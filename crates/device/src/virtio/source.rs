@@ -165,7 +165,7 @@ impl Source for VirtioSource {
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
         self.receiver.number_by(at.numbering);
-        self.transmit.consumer().wake_by(Arc::clone(&at.wake));
+        self.transmit.consumer().wake_by(at.wake_to_send);
         self.port.wake_by(at.wake);
         Ok(())
     }
@@ -233,6 +233,10 @@ impl Source for VirtioSource {
             || is_receiving && self.arm();
         self.is_armed |= self.transmit.is_armed();
         has_work
+    }
+
+    fn is_sending(&self) -> bool {
+        self.transmit.is_sending()
     }
 }
 

@@ -18,6 +18,7 @@ use crate::idle::{SPIN_ALWAYS_NS, SPIN_MAX_NS};
 use crate::knobs::Change;
 use crate::{Config, Engine, Stopper};
 
+mod sends;
 mod spins;
 
 /// Frames that a test puts into a source.
@@ -32,6 +33,11 @@ struct Fed {
     panics: AtomicBool,
     /// True while readers are behind.
     are_behind: AtomicBool,
+    /// Packets queued for transmission, of which a call transmits at most this many.
+    to_send: AtomicU64,
+    sends_max: AtomicU64,
+    /// True while frames that were sent do not come back.
+    is_sending: AtomicBool,
 }
 
 /// Source with a descriptor, which only the test makes readable.
@@ -65,8 +71,23 @@ impl Source for FedSource {
         })
     }
 
+    fn transmit(&mut self, _: &mut Pool) -> usize {
+        let most = self.fed.sends_max.load(Ordering::Relaxed);
+        let sent = self.fed.to_send.load(Ordering::Relaxed).min(most);
+        self.fed.to_send.fetch_sub(sent, Ordering::Relaxed);
+        usize::try_from(sent).unwrap()
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.event.descriptor())
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.fed.to_send.load(Ordering::Relaxed) > 0
+    }
+
+    fn is_sending(&self) -> bool {
+        self.fed.is_sending.load(Ordering::Relaxed)
     }
 }
 

@@ -82,9 +82,7 @@ impl Driver {
             return Err(Failure::usage("the region is too small", "this is a bug: report it"));
         };
         let numbering = Numbering::of_queue(RxQueue(0), 1);
-        // No waker is needed: this thread never sleeps.
-        let attachment = Attachment { pool: &mut pool, numbering, wake: Arc::new(|| ()) };
-        source.attach(attachment).map_err(broken)?;
+        source.attach(Attachment::without_waker(&mut pool, numbering)).map_err(broken)?;
         let (burst, origin) = (Burst::default(), Instant::now());
         let clock = (0..20_000).map(|_| Instant::now().elapsed()).min().unwrap_or_default();
         Ok(Self { source, buffers, pool, burst, max, touch, origin, clock })

@@ -64,9 +64,7 @@ impl Taker {
         let shares = [classes.to_vec()];
         let mut pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
         let numbering = Numbering::of_queue(RxQueue(number), queues);
-        let attachment =
-            Attachment { pool: &mut pool, numbering, wake: std::sync::Arc::new(|| ()) };
-        source.attach(attachment).unwrap();
+        source.attach(Attachment::without_waker(&mut pool, numbering)).unwrap();
         Self {
             source,
             pool,

@@ -2,7 +2,6 @@
 //! other.
 
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_buf::Pool;
@@ -89,7 +88,7 @@ impl Rig {
         let queues = u16::try_from(sources.len()).unwrap();
         for ((number, source), pool) in (0..).zip(&mut sources).zip(&mut pools) {
             let numbering = Numbering::of_queue(RxQueue(number), queues);
-            source.attach(Attachment { pool, numbering, wake: Arc::new(|| {}) }).unwrap();
+            source.attach(Attachment::without_waker(pool, numbering)).unwrap();
         }
         Self { device, sources, pools, kernel_dropped: 0, started: Instant::now() }
     }

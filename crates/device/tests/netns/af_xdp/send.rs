@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_device::af_xdp::{Opened, XdpDevice};
-use forebay_rx::arrive::{Attachment, Burst, Numbering, PollRequest, Polled, Waker};
+use forebay_rx::arrive::{Attachment, Burst, Numbering, PollRequest, Polled};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::sink::{SendDrop, Sink};
@@ -150,8 +150,7 @@ pub(crate) fn only() {
     let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }]];
     let mut pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
     let numbering = Numbering::of_queue(RxQueue(0), 1);
-    let wake: Waker = std::sync::Arc::new(|| {});
-    sources[0].attach(Attachment { pool: &mut pools[0], numbering, wake }).unwrap();
+    sources[0].attach(Attachment::without_waker(&mut pools[0], numbering)).unwrap();
     let mut sink = device.sink();
     let socket = far_socket();
     socket.send(&[1]).unwrap();

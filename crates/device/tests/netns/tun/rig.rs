@@ -1,6 +1,5 @@
 //! Shared parts of the tests: packet memory, and sources polled by hand.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
@@ -41,8 +40,7 @@ impl Rig {
         let queues = u16::try_from(sources.len()).unwrap();
         for (queue, source) in (0..).map(RxQueue).zip(&mut sources) {
             let numbering = Numbering::of_queue(queue, queues);
-            let wake: forebay_rx::arrive::Waker = Arc::new(|| {});
-            source.attach(Attachment { pool: &mut pool, numbering, wake }).unwrap();
+            source.attach(Attachment::without_waker(&mut pool, numbering)).unwrap();
         }
         let (burst, dropped, begun) = (Burst::default(), 0, Instant::now());
         Self { pool, sources, burst, dropped, begun }

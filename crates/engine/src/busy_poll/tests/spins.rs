@@ -4,7 +4,7 @@ use super::*;
 use crate::cpu_waker::SleepOn;
 
 /// Borrowers of a CPU that sleeps, with the worker in its place.
-fn lent_cpu(spin_max_ns: u64, fed: &Arc<Fed>) -> Borrowers<Ordered> {
+pub(super) fn lent_cpu(spin_max_ns: u64, fed: &Arc<Fed>) -> Borrowers<Ordered> {
     let (cpu, borrowers) = lone_cpu(spin_max_ns, fed);
     let (loan, worker) = (&borrowers.loans[0], cpu.into_worker());
     *loan.lent() = Some(Lent { worker, until_ns: None });
