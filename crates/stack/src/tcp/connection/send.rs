@@ -19,6 +19,17 @@ const PROBED_PACKET_BYTES: u32 = 60_000;
 /// Shift of the minimum round trip, in µs: each step halves the packets to nearby peers (`tcp_tso_rtt_log`).
 const RTT_SHIFT: u32 = 9;
 
+/// Packets that one call may send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Push {
+    /// All that the windows and Nagle's rule allow.
+    Queued,
+    /// Full segments alone, as of a corked connection.
+    Full,
+    /// A single packet, as full as it is, which does not wait for the next ACK (`tcp_push_one`).
+    One,
+}
+
 /// Reason to stop sending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Halt {
@@ -68,32 +79,33 @@ impl Connection {
 
     /// Sends what may be sent.
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>) {
-        self.send_by_rule(self.options.cork, cx);
+        self.send_packets(if self.options.cork { Push::Full } else { Push::Queued }, cx);
     }
 
     /// Sends full segments: more is about to be written.
     pub(super) fn send_full(&mut self, cx: &mut Context<'_>) {
-        self.send_by_rule(true, cx);
+        self.send_packets(Push::Full, cx);
     }
 
-    fn send_by_rule(&mut self, full_only: bool, cx: &mut Context<'_>) {
-        self.send_packets(full_only, false, cx);
+    /// Sends one packet: more is being written behind it.
+    pub(super) fn push_one(&mut self, cx: &mut Context<'_>) {
+        self.send_packets(Push::One, cx);
     }
 
-    /// Sends packets; by `push_one` a single one, which does not wait for the next ACK (`tcp_write_xmit`).
-    fn send_packets(&mut self, full_only: bool, push_one: bool, cx: &mut Context<'_>) {
+    fn send_packets(&mut self, push: Push, cx: &mut Context<'_>) {
         if !self.can_send() || !self.has_unsent() {
             return;
         }
         let (before, room) = (self.sent.len(), self.segment_room());
-        if self.send.search.is_some() && !push_one && self.send_mtu_probe(cx) == Probing::Waits {
+        let may_probe = self.send.search.is_some() && push != Push::One;
+        if may_probe && self.send_mtu_probe(cx) == Probing::Waits {
             return;
         }
         let halt = loop {
-            if let Err(halt) = self.send_next(full_only, push_one, room, cx) {
+            if let Err(halt) = self.send_next(push, room, cx) {
                 break halt;
             }
-            if push_one {
+            if push == Push::One {
                 break Halt::Empty;
             }
         };
@@ -106,11 +118,6 @@ impl Connection {
             let wait_us = self.rtt.rto_us().max(RTO_MIN_US);
             self.timers.set_probe(cx.now_us + wait_us);
         }
-    }
-
-    /// Sends one packet, as full as it is (`tcp_push_one`): more is being written behind it.
-    pub(super) fn push_one(&mut self, cx: &mut Context<'_>) {
-        self.send_packets(false, true, cx);
     }
 
     /// Notes what was sent since there were `before` segments, and what halts more. Returns true if it is something.
@@ -169,13 +176,7 @@ impl Connection {
     }
 
     /// Sends the next packet: one segment of `room` bytes at most, or several that the device cuts.
-    fn send_next(
-        &mut self,
-        full_only: bool,
-        push_one: bool,
-        room: u32,
-        cx: &mut Context<'_>,
-    ) -> Result<(), Halt> {
+    fn send_next(&mut self, push: Push, room: u32, cx: &mut Context<'_>) -> Result<(), Halt> {
         if !self.has_unsent() {
             return Err(Halt::Empty);
         }
@@ -188,7 +189,9 @@ impl Connection {
         }
         self.send.queue.grow_packet(self.send.next, room.saturating_mul(most));
         let next = self.next_segment(most, room).ok_or(Halt::Empty)?;
-        if !push_one && let Some(halt) = self.wait_for_next_ack(room, cx) {
+        if push != Push::One
+            && let Some(halt) = self.wait_for_next_ack(room, cx)
+        {
             return Err(halt);
         }
         let first_end = self.send.next + next.len_bytes.min(room);
@@ -196,6 +199,7 @@ impl Connection {
         if (first_end + fin).is_after(self.window_end()) {
             return Err(Halt::PeerWindow);
         }
+        let full_only = push == Push::Full;
         let next = self.within_window(next, full_only);
         let next = self.within_free_frame(next, cx).ok_or(Halt::NoFrame)?;
         if next.is_last && self.is_held_by_nagle(&next, full_only) {
