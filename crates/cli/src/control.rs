@@ -129,7 +129,7 @@ struct Set {
 
 impl Set {
     /// Failure that also tells the knobs that were set before it.
-    fn told_by(&self, failure: Failure) -> Failure {
+    fn with_knobs_set(&self, failure: Failure) -> Failure {
         if self.now.is_empty() {
             return failure;
         }
@@ -149,7 +149,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     let mut set = Set::default();
     for (knob, value) in settings {
         let lines = client.ask(&format!("set {knob}={value}"));
-        for line in lines.map_err(|error| set.told_by(error.into()))? {
+        for line in lines.map_err(|error| set.with_knobs_set(error.into()))? {
             info!("{line}");
             match line.strip_prefix("now ").map(|now| now.split_once(' ').unwrap_or((now, ""))) {
                 Some((name, value)) => drop(set.now.insert(name.to_owned(), value.to_owned())),
@@ -159,7 +159,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     }
     if let Some(file) = &args.save {
         let saved = save(&mut client, file.clone());
-        set.saved = Some(saved.map_err(|failure| set.told_by(failure))?);
+        set.saved = Some(saved.map_err(|failure| set.with_knobs_set(failure))?);
     }
     if args.asked.json { output::print(&line(&set)) } else { Ok(()) }
 }

@@ -469,17 +469,17 @@ impl Stack {
         self.network.delivered(Network::Ipv4, before.v4 - refused.v4 - left.v4);
         self.network.delivered(Network::Ipv6, before.v6 - refused.v6 - left.v6);
         for packet in self.refused.drain(..) {
-            self.network.drop_datagram(&packet, NetworkDrop::SocketRcvbuff);
+            self.network.count_drop(&packet, NetworkDrop::SocketRcvbuff);
             context.pool.put(packet.frame);
         }
         for packet in self.run.drain(..) {
-            self.network.drop_datagram(&packet, NetworkDrop::SocketClose);
+            self.network.count_drop(&packet, NetworkDrop::SocketClose);
             context.pool.put(packet.frame);
         }
     }
 
     fn drop_datagram(&mut self, packet: Packet, reason: NetworkDrop, pool: &mut Pool) {
-        self.network.drop_datagram(&packet, reason);
+        self.network.count_drop(&packet, reason);
         pool.put(packet.frame);
     }
 

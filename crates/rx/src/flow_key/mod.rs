@@ -178,11 +178,11 @@ impl<'a> FlowKey<'a> {
             // The sender of the quoted packet chose this number for its own direction.
             key.id = None;
         }
-        key.rule = key.told_by(number_of);
+        key.rule = key.applied_rule(number_of);
         key
     }
 
-    fn told_by(&self, number_of: Option<NumberOf>) -> KeyRule {
+    fn applied_rule(&self, number_of: Option<NumberOf>) -> KeyRule {
         let view = self.innermost.view();
         match (number_of, self.id) {
             _ if self.is_reversed => KeyRule::Icmp,

@@ -68,7 +68,7 @@ impl FlowKeyRules {
 
     /// True if the outermost header alone gives the key of a packet of this transport.
     #[must_use]
-    pub(crate) fn is_told_by_outermost(&self, transport: Transport) -> bool {
+    pub(crate) fn uses_outermost_alone(&self, transport: Transport) -> bool {
         transport == Transport::Tcp
             || self.quic.is_none()
                 && (self.depth == KeyDepth::Outer

@@ -116,7 +116,7 @@ impl Hasher {
     pub fn with_rules(&self, rules: FlowKeyRules) -> Self {
         Self {
             rules,
-            looks_inside: Transport::ALL.map(|kind| !rules.is_told_by_outermost(kind)),
+            looks_inside: Transport::ALL.map(|kind| !rules.uses_outermost_alone(kind)),
             ..self.clone()
         }
     }

@@ -237,7 +237,7 @@ impl NetworkLayer {
     }
 
     /// Counts a datagram that is delivered to no socket, by reason.
-    pub fn drop_datagram(&self, packet: &Packet, reason: NetworkDrop) {
+    pub fn count_drop(&self, packet: &Packet, reason: NetworkDrop) {
         let udp = self.udp_counters(packet.headers.network);
         self.counters.drops.add(reason, u64::from(packet.wire_count()));
         match reason {

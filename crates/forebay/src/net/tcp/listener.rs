@@ -123,7 +123,7 @@ impl TcpListener {
             let mut address = local;
             address.set_port(port);
             // A port that is chosen is nobody else's, not even to share.
-            if local.port() == 0 && shared.tcp.is_listened(plain(address)) {
+            if local.port() == 0 && shared.tcp.has_listener_at(plain(address)) {
                 continue;
             }
             match listen_everywhere(shared, address, how, ListenerWatch::default()) {

@@ -214,9 +214,9 @@ impl TcpShards {
     }
 
     /// True if a listener has this address, or all.
-    pub(super) fn is_listened(&self, address: SocketAddr) -> bool {
+    pub(super) fn has_listener_at(&self, address: SocketAddr) -> bool {
         // All shards have the same listeners.
-        self.shard(ShardIndex(0)).tcp.is_listened(address)
+        self.shard(ShardIndex(0)).tcp.has_listener_at(address)
     }
 
     /// State of a flow in the TCP of its shard.

@@ -74,7 +74,7 @@ impl Us {
                 }
                 let destination = packet.view().destination().unwrap();
                 if self.identity.is_to_many(destination) {
-                    self.network.drop_datagram(&packet, NetworkDrop::NoSocket);
+                    self.network.count_drop(&packet, NetworkDrop::NoSocket);
                     self.pool.put(packet.frame);
                     return (Vec::new(), "no socket".into());
                 }

@@ -66,7 +66,7 @@ impl Tcp {
 
     /// True if a socket listens at this address, or at one that it overlaps with.
     #[must_use]
-    pub fn is_listened(&self, address: SocketAddr) -> bool {
+    pub fn has_listener_at(&self, address: SocketAddr) -> bool {
         self.listeners.has_conflict(address, None)
     }
 
