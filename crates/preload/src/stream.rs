@@ -187,9 +187,16 @@ impl Stream {
 
     fn set_flag(&self, option: SocketOption, is_on: bool) -> Result<(), Errno> {
         self.check()?;
-        let setting = TcpSetting::flag(option, is_on);
         // Ignored: as above.
-        let _ = self.tcp.set_option(|options| setting.apply(self.packets(), options));
+        let _ = match (option.level, option.name) {
+            // These send what waits, also if they change nothing.
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.tcp.set_nodelay(is_on),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => self.tcp.set_cork(is_on),
+            _ => {
+                let setting = TcpSetting::flag(option, is_on);
+                self.tcp.set_option(|options| setting.apply(self.packets(), options))
+            }
+        };
         Ok(())
     }
 

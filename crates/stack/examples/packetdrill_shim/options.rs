@@ -136,18 +136,17 @@ impl Shim {
         match name {
             libc::TCP_NODELAY => {
                 let on = number? != 0;
-                self.set_options(fd, |options| options.nodelay = on)?;
-                if on {
-                    let mut state = self.lock();
-                    let socket = state.entry(fd)?.socket;
-                    // Without a connection there is nothing to push.
-                    let _ = state.host.call(|tcp, out| tcp.push(socket, out));
-                }
+                let mut state = self.lock();
+                let socket = state.entry(fd)?.socket;
+                state.host.call(|tcp, out| tcp.set_nodelay(socket, on, out))?;
                 Ok(0)
             }
             libc::TCP_CORK => {
                 let on = number? != 0;
-                self.set_options(fd, |options| options.cork = on)
+                let mut state = self.lock();
+                let socket = state.entry(fd)?.socket;
+                state.host.call(|tcp, out| tcp.set_cork(socket, on, out))?;
+                Ok(0)
             }
             libc::TCP_MAXSEG => {
                 let largest = match number? {

@@ -261,7 +261,17 @@ impl TcpStream {
     /// # Errors
     /// `NotConnected` if the connection has ended, as for all options.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        self.set_option(|options| options.nodelay = nodelay)
+        let socket = self.0.place.socket;
+        Ok(self.0.call(|tcp, out| tcp.set_nodelay(socket, nodelay, out))?)
+    }
+
+    /// Has small segments wait until they are full, 200 ms at most (`TCP_CORK`), or sends them.
+    ///
+    /// # Errors
+    /// As [`set_nodelay`](Self::set_nodelay).
+    pub fn set_cork(&self, cork: bool) -> io::Result<()> {
+        let socket = self.0.place.socket;
+        Ok(self.0.call(|tcp, out| tcp.set_cork(socket, cork, out))?)
     }
 
     /// True if small segments are sent at once.

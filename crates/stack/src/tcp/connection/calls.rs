@@ -141,8 +141,10 @@ impl Connection {
         if copied == 0 {
             return self.nothing_to_read(room.is_empty());
         }
-        if mode == ReadMode::Take {
-            self.consume(copied, cx);
+        match mode {
+            ReadMode::Take => self.consume(copied, cx),
+            // A look calls for an ACK as a read does.
+            ReadMode::Peek => self.after_read(copied, cx),
         }
         Ok(copied)
     }
@@ -335,6 +337,11 @@ impl Connection {
         (options.cork, options.nodelay) = (false, true);
         self.send_queued(cx);
         (self.options.cork, self.options.nodelay) = before;
+    }
+
+    /// Sends what a write with more to follow held back (`MSG_MORE`).
+    pub(in crate::tcp) fn send_held(&mut self, cx: &mut Context<'_>) {
+        self.send_queued(cx);
     }
 
     /// `TCP_QUICKACK`.

@@ -99,14 +99,6 @@ impl Tcp {
             Kind::Listener(_) => Err(TcpError::BrokenPipe),
         }
     }
-
-    /// Sends what Nagle's rule or [`TcpOptions::cork`](crate::tcp::config::TcpOptions::cork) holds back.
-    ///
-    /// # Errors
-    /// [`TcpError::NotConnected`] without a connection.
-    pub fn push(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
-        self.call(socket, out, |connection, cx| connection.push(cx))
-    }
 }
 
 /// Queues as many bytes as a connection may have while there is no memory. An error or the end of the

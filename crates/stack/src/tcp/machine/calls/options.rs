@@ -35,6 +35,45 @@ impl Tcp {
         Ok(())
     }
 
+    /// Sets [`TcpOptions::nodelay`]. As in the kernel, on sends what Nagle's rule, a cork or a flag of a write holds back, also
+    /// if it was on.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn set_nodelay(
+        &mut self,
+        socket: TcpSocket,
+        on: bool,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        let options = TcpOptions { nodelay: on, ..self.options(socket)? };
+        self.set_options(socket, options, out)?;
+        if on {
+            // Without a connection there is nothing to push.
+            let _ = self.call(socket, out, |connection, cx| connection.push(cx));
+        }
+        Ok(())
+    }
+
+    /// Sets [`TcpOptions::cork`]. As in the kernel, off sends what a flag of a write holds back, also if it was off.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn set_cork(
+        &mut self,
+        socket: TcpSocket,
+        on: bool,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        let options = TcpOptions { cork: on, ..self.options(socket)? };
+        self.set_options(socket, options, out)?;
+        if !on {
+            // Without a connection there is nothing to send.
+            let _ = self.call(socket, out, |connection, cx| connection.send_held(cx));
+        }
+        Ok(())
+    }
+
     /// Sets the times that are told of what is sent (`SO_TIMESTAMPING`). Numbers of bytes begin when
     /// [`Timestamping::OPT_ID`] is set first: at the oldest byte that is not acknowledged, or at the next one.
     ///
