@@ -35,8 +35,8 @@ const SUSPEND_NS: u64 = 1_000_000;
 /// Time after a borrower's turn that found packets in which the CPU's thread does not spin.
 const IN_USE_NS: u64 = 10_000_000;
 
-/// Time after the attempt of a borrower that finds the CPU awake in which the CPU's thread does not spin: the borrower tries
-/// again.
+/// Time after the attempt of a borrower that spins and finds the CPU awake, in which the CPU's thread does not spin: the borrower
+/// tries again.
 const WANTED_NS: u64 = 50_000;
 
 /// Turns of one borrower: a CPU with more work is woken.
@@ -125,7 +125,7 @@ pub(super) struct Loan<H> {
     sleep_state: AtomicU8,
     /// Time of the last turn of a borrower that found packets.
     used_ns: AtomicU64,
-    /// Time at which a borrower last found the CPU awake.
+    /// Time at which a borrower that spins last found the CPU awake.
     wanted_ns: AtomicU64,
     /// True while arriving packets wait because readers are behind.
     is_moderated: AtomicBool,
@@ -371,7 +371,7 @@ impl<H: Handler> Loan<H> {
         }
         // The CPU's own thread may have no other reason to look: the source's descriptor has been emptied.
         let woken = OnPanic(|| self.wake());
-        let turned = self.try_turn();
+        let turned = self.try_turn(ahead);
         woken.disarm();
         let arrived = match turned.has_found {
             true => Arrived::Packets,
@@ -391,7 +391,7 @@ impl<H: Handler> Loan<H> {
         arrived
     }
 
-    fn try_turn(&self) -> Turned {
+    fn try_turn(&self, ahead: Ahead) -> Turned {
         let mut lent = match self.lent.try_lock() {
             Ok(lent) => lent,
             // The CPU's own thread takes back a worker whose turn has panicked.
@@ -404,7 +404,9 @@ impl<H: Handler> Loan<H> {
         match lent.as_mut() {
             Some(lent) if self.may_turn(lent) => acting_as_cpu(|| self.turn_lent(lent)),
             _ => {
-                self.wanted_ns.store(self.shared.clock.now_ns(), Ordering::Relaxed);
+                if ahead == Ahead::Spin {
+                    self.wanted_ns.store(self.shared.clock.now_ns(), Ordering::Relaxed);
+                }
                 Turned::default()
             }
         }

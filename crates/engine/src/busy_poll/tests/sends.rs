@@ -89,17 +89,23 @@ fn exe_9_no_queued_packet_is_forgotten() {
     rig.end();
 }
 
-/// The CPU's thread lets go of its worker at its next pause if a borrower has just asked for it.
+/// The CPU's thread lets go of its worker at its next pause if a borrower has just asked for it, and asks again.
 #[test]
 fn exe_9_sought_cpu_does_not_spin() {
-    for (spin_max_ns, is_sought) in [(SPIN_MAX_NS, true), (0, true), (SPIN_ALWAYS_NS, false)] {
+    for (spin_max_ns, is_alone, is_sought) in [
+        (SPIN_MAX_NS, true, true),
+        (SPIN_MAX_NS, false, false), // it sleeps then
+        (0, true, false),
+        (SPIN_ALWAYS_NS, true, false),
+    ] {
         let (_cpu, borrowers) = lone_cpu(spin_max_ns, &Arc::default());
         let loan = &borrowers.loans[0];
         loan.was_lent.store(true, Ordering::Relaxed);
+        borrowers.waiting.store(u32::from(!is_alone), Ordering::Relaxed);
         loan.shared.clock.advance_to(1);
         assert!(!loan.is_sought(1));
         borrowers.before_wait();
-        assert_eq!(loan.is_sought(WANTED_NS), is_sought, "{spin_max_ns}");
+        assert_eq!(loan.is_sought(WANTED_NS), is_sought, "{spin_max_ns} {is_alone}");
         assert!(!loan.is_sought(1 + WANTED_NS));
     }
 }
