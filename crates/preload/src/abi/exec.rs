@@ -9,13 +9,11 @@ use std::sync::OnceLock;
 
 use forebay_control::preload_config;
 
+use super::keeping_errno;
 use super::next::next;
-use super::{is_nowhere, keeping_errno};
+use super::strings::{Strings, path_at, strings};
 use crate::kept::{self, KeptSockets};
 use crate::{critical, runtime};
-
-/// Array of strings, which ends with null.
-type Strings = *const *const c_char;
 
 type ByPath = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
 type ByFolder = unsafe extern "C" fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int;
@@ -165,46 +163,6 @@ fn is_among(library: &[u8], variable: &[u8]) -> bool {
     paths.split(|byte| matches!(byte, b':' | b' ')).any(|path| path == library)
 }
 
-/// Strings of an array that ends with null; none of null, as for the kernel. `None` if the array or a string is where no
-/// program has memory, which the kernel answers.
-///
-/// # Safety
-/// `array` is nowhere, or such an array, whose strings may be nowhere; neither is changed while the result lives.
-unsafe fn strings<'a>(array: Strings) -> Option<Vec<&'a CStr>> {
-    let mut found = Vec::new();
-    if array.is_null() {
-        return Some(found);
-    }
-    if is_nowhere(array) {
-        return None;
-    }
-    let mut at = array;
-    loop {
-        // SAFETY: the caller's promise; null was not found yet.
-        let string = unsafe { at.read() };
-        if string.is_null() {
-            return Some(found);
-        }
-        if is_nowhere(string) {
-            return None;
-        }
-        // SAFETY: the caller's promise.
-        found.push(unsafe { CStr::from_ptr(string) });
-        // SAFETY: the array goes on behind what is not null.
-        at = unsafe { at.add(1) };
-    }
-}
-
-/// Path that a program gives; `None` of an address where it has no memory, which the kernel answers.
-///
-/// # Safety
-/// `path` is nowhere, or a string that is not changed while the result lives.
-unsafe fn path_at<'a>(path: *const c_char) -> Option<&'a Path> {
-    // SAFETY: the caller's promise.
-    let path = (!is_nowhere(path)).then(|| unsafe { CStr::from_ptr(path) })?;
-    Some(Path::new(OsStr::from_bytes(path.to_bytes())))
-}
-
 /// Program of this name in the folders of `PATH`, as `execvp` finds it.
 fn search(name: &Path) -> Option<PathBuf> {
     if name.as_os_str().as_bytes().contains(&b'/') {
@@ -318,20 +276,5 @@ mod tests {
         assert_eq!(of(7, "/bin/a"), Path::new("/bin/a"));
         assert_eq!(search(Path::new("./a")).unwrap(), Path::new("./a"));
         assert!(search(Path::new("sh")).unwrap().is_absolute());
-    }
-
-    #[test]
-    fn exe_10_strings_end_with_null() {
-        let words = [c"a=1", c"b"];
-        let mut array = [words[0].as_ptr(), words[1].as_ptr(), ptr::null()];
-        // SAFETY: such an array.
-        assert_eq!(unsafe { strings(array.as_ptr()) }.unwrap(), words);
-        // SAFETY: null.
-        assert!(unsafe { strings(ptr::null()) }.unwrap().is_empty());
-        // SAFETY: nowhere.
-        assert!(unsafe { strings(ptr::without_provenance(1)) }.is_none());
-        array[1] = ptr::without_provenance(1);
-        // SAFETY: such an array, and a string that is nowhere.
-        assert!(unsafe { strings(array.as_ptr()) }.is_none());
     }
 }

@@ -2,7 +2,7 @@
 //! of a [`Socket`](crate::socket::Socket) of ours or the next definition of the function, and sets `errno`.
 //!
 //! A pointer from the program is trusted, as the C library does, unless it points to where no program has memory: that is
-//! `EFAULT`. With any other invalid pointer the program ends by SIGSEGV, where the kernel reports `EFAULT`.
+//! `EFAULT`. Of execve the kernel is asked. With any other invalid pointer the program ends by SIGSEGV, where the kernel reports `EFAULT`.
 
 #![expect(unreachable_pub, reason = "exported by name to C, not by path to Rust")]
 #![cfg_attr(test, expect(dead_code, reason = "tests of this crate use the C library's functions"))]
@@ -23,6 +23,8 @@ mod waits; //       epoll_ctl, poll, select
 mod relayed; //     connections that the kernel's calls use
 mod processes; //   _exit, forks
 mod exec; //        execve and its siblings
+mod exec_words; //  execl and its siblings
+mod strings; //     arrays of strings
 mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl
 mod by_number; //   syscall

@@ -52,6 +52,9 @@ def child(run):
         os._exit(99)
     return pid
 
+def words(given):
+    return [ctypes.c_char_p(word.encode()) for word in given] + [None]
+
 def strings(words):
     return (ctypes.c_char_p * (len(words) + 1))(*[word.encode() for word in words], None)
 ";
@@ -68,6 +71,10 @@ ways = {
     'execvpe': lambda: libc.execvpe(b'env', strings(['env'] + program), strings(['A=1'])),
     'execveat': lambda: libc.execveat(
         os.open('/usr/bin', os.O_RDONLY), b'env', strings(['env'] + program), strings(['LD_PRELOAD=']), 0),
+    'execl': lambda: libc.execl(program[0].encode(), *words(program)),
+    'execl of many': lambda: libc.execl(b'/usr/bin/env', *words(['env'] + 20 * ['A=1'] + program)),
+    'execlp': lambda: libc.execlp(b'env', *words(['env'] + program)),
+    'execle': lambda: libc.execle(program[0].encode(), *words(program), strings(['A=1'])),
     'fexecve': lambda: os.execve(os.open(program[0], os.O_RDONLY), program, {}),
     'syscall': lambda: libc.syscall(SYS_execve, program[0].encode(), strings(program), strings([])),
     'twice': lambda: os.execv('/bin/sh', ['sh', '-c', 'exec \"$@\"', 'sh'] + program),
@@ -130,6 +137,10 @@ pub(crate) fn next_program_serves() {
         "execvp",
         "execvpe",
         "execveat",
+        "execl",
+        "execl of many",
+        "execlp",
+        "execle",
         "fexecve",
         "syscall",
         "twice",
@@ -153,6 +164,50 @@ pub(crate) fn next_program_serves() {
             assert!(ended.join().unwrap().parse::<u32>().is_ok(), "{way}");
         });
     }
+}
+
+/// Runs programs by addresses at which there is no memory, with a listener to keep and without, and prints the errors.
+const FAULTS: &str = "
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+page = os.sysconf('SC_PAGESIZE')
+start = libc.mmap(None, ctypes.c_size_t(2 * page), 3, 34, -1, ctypes.c_long(0))
+nowhere = start + page
+libc.mprotect(ctypes.c_void_p(nowhere), ctypes.c_size_t(page), 0)
+ctypes.memset(start, ord('a'), page)
+endless = nowhere - 3
+environment = lambda address: (ctypes.c_void_p * 2)(address, None)
+pointers = ctypes.c_void_p.from_address(nowhere - ctypes.sizeof(ctypes.c_void_p))
+path, none = b'/bin/true', strings(['true'])
+for address in 1, nowhere, endless, 1 << 47, (1 << 64) - 8:
+    for way, arguments in {
+        'path': (ctypes.c_void_p(address), none, none),
+        'argv': (path, ctypes.c_void_p(address), none),
+        'word': (path, environment(address), none),
+        'envp': (path, none, ctypes.c_void_p(address)),
+        'variable': (path, none, environment(address)),
+    }.items():
+        for call in libc.execve, lambda *given: libc.syscall(SYS_execve, *given):
+            print(way, call(*arguments), ctypes.get_errno())
+pointers.value = ctypes.addressof(ctypes.create_string_buffer(b'A=1'))
+print(libc.execve(path, none, ctypes.c_void_p(ctypes.addressof(pointers))), ctypes.get_errno(), flush=True)
+os._exit(0)
+";
+
+pub(crate) fn without_memory_fails() {
+    let number = "SYS_execve = 59 if os.uname().machine == 'x86_64' else 221\n";
+    let run = |begin: &str, config| {
+        let mut command = Command::new("python3");
+        let command = command.args(["-c", &program(&[begin, number, FAULTS].concat())]);
+        Hosts::new().lines(command, config)
+    };
+    let kernels = run("", None);
+    assert!(
+        kernels.len() == 51
+            && kernels.iter().all(|line| line.ends_with(" -1 14") || line == "-1 14")
+    );
+    assert_eq!(run("listener = listens()\n", Some(CONFIG)), kernels);
+    assert_eq!(run("", Some(CONFIG)), kernels);
 }
 
 /// Serves in a child, which answers `child`, and in a program that this has run in a child of its own. On the word `kill` the

@@ -117,6 +117,7 @@ fn main() {
         ("exe_5_streams_are_written_at_exit", relays::streams_are_written),
         ("exe_5_children_see_owners_end", relays::owner_is_killed),
         ("exe_10_next_program_serves_listener", kept::next_program_serves),
+        ("exe_10_exec_without_memory_faults", kept::without_memory_fails),
         ("exe_10_programs_serve_beside_their_parent", kept::serves_beside),
         ("exe_10_others_get_no_listener", kept::others_get_none),
         ("exe_10_devices_are_opened_for_listeners", kept::devices_are_opened),
