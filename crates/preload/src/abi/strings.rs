@@ -48,15 +48,13 @@ impl Reader {
                 return None;
             }
             let in_page = PAGE_BYTES - at.addr() % PAGE_BYTES;
-            // SAFETY: there is memory up to the end of the page, and the caller's promise.
-            let bytes = unsafe { slice::from_raw_parts(at, in_page) };
-            match bytes.iter().position(|byte| *byte == 0) {
-                Some(end) => {
-                    // SAFETY: so many bytes were read, and the caller's promise.
-                    let bytes = unsafe { slice::from_raw_parts(first, len + end + 1) };
-                    return CStr::from_bytes_with_nul(bytes).ok();
-                }
-                None => len += in_page,
+            // SAFETY: there is memory up to the end of the page; what comes behind the string is not read.
+            let here = unsafe { libc::strnlen(at.cast(), in_page) };
+            len += here;
+            if here < in_page {
+                // SAFETY: so many bytes were read, and the one behind them, which is 0; and the caller's promise.
+                let bytes = unsafe { slice::from_raw_parts(first, len + 1) };
+                return CStr::from_bytes_with_nul(bytes).ok();
             }
         }
     }
