@@ -110,6 +110,20 @@ impl ConfigFile {
         Self::parse(path, &text)
     }
 
+    /// Reads and parses a file anew.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), and if it is a pipe or a device: its text is gone once read, and another
+    /// may never come.
+    pub fn read_again(path: &Path) -> Result<Self> {
+        let kind = fs::metadata(path).map_err(Error::file("read", path))?.file_type();
+        if !kind.is_file() && !kind.is_dir() {
+            let why = "it is not a regular file, which alone can be read again";
+            return Err(Error::file("read", path)(io::Error::new(ErrorKind::InvalidInput, why)));
+        }
+        Self::read(path)
+    }
+
     fn parse(path: &Path, text: &str) -> Result<Self> {
         let line_of = lines_of(text);
         let wrong = |at: usize, problem: String| Error::Config {

@@ -59,6 +59,8 @@ pub struct BackEndNews {
     pub state: String,
     /// True if no back end is connected, and the next one is waited for.
     pub is_waiting: bool,
+    /// Reason why none can connect, as the socket was removed and cannot be made again.
+    pub blocked: Option<String>,
     /// Reason why the latest back end could not be set up; `None` once one was.
     pub refused: Option<String>,
     /// Reason why the last one was lost.
@@ -90,14 +92,14 @@ impl BackEndLink {
     #[cfg(feature = "vhost-user")]
     pub(crate) fn set_state(&self, state: String) {
         let mut news = self.news_now();
-        (news.state, news.is_waiting) = (state, false);
+        (news.state, news.is_waiting, news.blocked) = (state, false, None);
     }
 
-    /// Records that there is no connection, and that a back end is waited for.
+    /// Records that there is no connection, that a back end is waited for, and why none can connect.
     #[cfg(feature = "vhost-user")]
-    pub(crate) fn wait(&self, state: String) {
+    pub(crate) fn wait(&self, state: String, blocked: Option<String>) {
         let mut news = self.news_now();
-        (news.state, news.is_waiting) = (state, true);
+        (news.state, news.is_waiting, news.blocked) = (state, true, blocked);
     }
 
     /// Records the reason why a back end could not be set up.

@@ -27,7 +27,7 @@ const BACKLOG: i32 = 64;
 pub struct PrivateListener {
     listener: Hidden<UnixListener>,
     path: PathBuf,
-    /// Device and inode of the socket's file: another file may have replaced it at the path.
+    /// Device and inode of the socket's file, which may have been removed, or replaced by another.
     identity: (u64, u64),
 }
 
@@ -55,10 +55,16 @@ impl PrivateListener {
         let _ = listen(&*self.listener, BACKLOG);
     }
 
+    /// True if the socket's file is at its path. Without it, nobody can connect.
+    #[must_use]
+    pub fn is_at_its_path(&self) -> bool {
+        identity(&self.path).is_ok_and(|identity| identity == self.identity)
+    }
+
     /// Removes the socket's file, if it is still ours. To be called when no client should connect
     /// any more.
     pub fn remove(&self) {
-        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+        if self.is_at_its_path() {
             // A file that cannot be removed is replaced by the next process that listens there.
             let _ = fs::remove_file(&self.path);
         }

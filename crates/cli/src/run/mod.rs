@@ -137,7 +137,7 @@ fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<String>) ->
     let mut before = config;
     on_hangup(move || {
         let path = before.path().to_owned();
-        let now = match ConfigFile::read(&path) {
+        let now = match ConfigFile::read_again(&path) {
             Ok(now) => now,
             Err(error) => {
                 return error!(file = %path.display(), "{error}; all knobs stay as they are");

@@ -174,3 +174,17 @@ fn what_is_saved_is_read_back() {
     ];
     assert_eq!(saved, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
 }
+
+/// Opening a pipe waits for a writer, and would hold up every later reload.
+#[test]
+fn only_regular_files_are_read_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("f.toml");
+    let read_again = || ConfigFile::read_again(&path).map_err(|error| error.to_string());
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+    let why = read_again().unwrap_err();
+    assert!(why.contains("not a regular file"), "{why}");
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "[knobs]\nrps_cpus = 3\n").unwrap();
+    assert_eq!(read_again().unwrap().entries.len(), 1);
+}

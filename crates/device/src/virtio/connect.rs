@@ -47,13 +47,22 @@ impl Endpoint {
                 let stream = first_connection(path, &address)?;
                 Ok((Self::Connect(address), stream))
             }
-            Role::Listen => {
-                let listener = PrivateListener::bind(path, WHAT)?;
-                let set = listener.socket().set_nonblocking(true);
-                set.map_err(Error::file("create", path))?;
-                Ok((Self::Listen(listener), None))
-            }
+            Role::Listen => Ok((Self::Listen(listen(path)?), None)),
         }
+    }
+
+    /// Listens at `path` again if the socket's file is there no more, as scripts remove it before
+    /// they start a back end.
+    ///
+    /// # Errors
+    /// The reason why no back end can connect now: the system refuses, or another file is there.
+    pub(super) fn restore(&mut self, path: &Path) -> Result<()> {
+        if let Self::Listen(listener) = self
+            && !listener.is_at_its_path()
+        {
+            *listener = listen(path)?;
+        }
+        Ok(())
     }
 
     /// Connects to or accepts a back end without waiting.
@@ -100,6 +109,13 @@ impl Drop for Endpoint {
             listener.remove();
         }
     }
+}
+
+/// Listens at `path`, for connections that are accepted without waiting.
+fn listen(path: &Path) -> Result<PrivateListener> {
+    let listener = PrivateListener::bind(path, WHAT)?;
+    listener.socket().set_nonblocking(true).map_err(Error::file("create", path))?;
+    Ok(listener)
 }
 
 /// Checks that a back end may listen at `path`, and connects to it if it does.
@@ -161,6 +177,7 @@ fn above(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 
@@ -180,5 +197,25 @@ mod tests {
         assert_eq!(said, [7]);
         assert!(!is_absence(&endpoint.try_meet().unwrap_err()), "met again after a pause");
         assert!(is_absence(&endpoint.try_meet().unwrap_err()));
+    }
+
+    #[test]
+    fn removed_socket_is_listened_at_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("v.sock");
+        let (mut endpoint, _) = Endpoint::open(&path, Role::Listen).unwrap();
+        let first = fs::metadata(&path).unwrap().ino();
+        endpoint.restore(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().ino(), first, "kept while it is there");
+        fs::remove_file(&path).unwrap();
+        endpoint.restore(&path).unwrap();
+        let _back_end = UnixStream::connect(&path).unwrap();
+        endpoint.try_meet().unwrap();
+        // Files of others stay.
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "another's").unwrap();
+        endpoint.restore(&path).unwrap_err();
+        drop(endpoint);
+        assert_eq!(fs::read(&path).unwrap(), b"another's");
     }
 }

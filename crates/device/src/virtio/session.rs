@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -30,6 +30,9 @@ const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Interval of attempts to connect to a back end, also of one that closes as soon as it is set up.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Interval of looks for the socket's file while back ends are waited for at it.
+const FILE_LOOK: Duration = Duration::from_secs(1);
 
 /// Longest pause after a back end that could not be set up; the pause doubles each time.
 const REFUSED_PAUSE_MAX: Duration = Duration::from_millis(400);
@@ -102,7 +105,6 @@ impl VhostSession {
         let signaller = Signaller::new().map_err(|source| no_signals(path, source))?;
         let (shared, ports) = Switchboard::new(queues.len(), signaller).map_err(refused)?;
         let ended = Arc::new(Event::new().map_err(refused)?);
-        let place = path.display().to_string();
         let plan = SessionPlan { memory, queues, control, requested };
         let (of_thread, told) = (Arc::clone(&shared), facts.clone());
         let ends = SessionEnds::new(told.clone());
@@ -115,7 +117,7 @@ impl VhostSession {
             back_end: Arc::clone(&back_end),
             facts: told,
             ends,
-            place,
+            path: path.to_owned(),
             number: 0,
         };
         facts.set("sessions", "0".to_owned());
@@ -194,8 +196,8 @@ struct SessionThread {
     back_end: Arc<BackEndLink>,
     facts: Facts,
     ends: SessionEnds,
-    /// Path of the socket, for messages.
-    place: String,
+    /// Path of the socket.
+    path: PathBuf,
     /// Number of the last session.
     number: u64,
 }
@@ -265,23 +267,27 @@ impl SessionThread {
     }
 
     /// Waits for a back end; `None` if the thread is to end.
-    fn meet(&self) -> Option<UnixStream> {
+    fn meet(&mut self) -> Option<UnixStream> {
         loop {
             let error = match self.meeting.try_meet() {
                 Ok(stream) => return Some(stream),
                 Err(error) => error,
             };
+            let restored = self.meeting.restore(&self.path);
+            let blocked = restored.err().map(|error| error.to_string());
             // After another error the listener may stay readable: polling it would loop without a
             // pause.
-            let door = self.meeting.descriptor().filter(|_| is_absence(&error));
-            let why = door.map_or_else(|| format!(": {error}"), |_| String::new());
-            let how = format!("waiting for a back end at {}{why}", self.place);
-            self.back_end.wait(how.clone());
+            let is_quiet = blocked.is_none() && is_absence(&error);
+            let door = self.meeting.descriptor().filter(|_| is_quiet);
+            let why = blocked.clone().unwrap_or_else(|| error.to_string());
+            let why = door.map_or_else(|| format!(": {why}"), |_| String::new());
+            let how = format!("waiting for a back end at {}{why}", self.path.display());
+            self.back_end.wait(how.clone(), blocked);
             self.facts.set("link", how);
-            let at_most = door.is_none().then_some(RECONNECT_PAUSE);
+            let at_most = if door.is_some() { FILE_LOOK } else { RECONNECT_PAUSE };
             let stop = self.shared.stop.descriptor();
             let watched: Vec<_> = door.into_iter().chain([stop]).collect();
-            self.shared.board_changed.wait(&watched, at_most);
+            self.shared.board_changed.wait(&watched, Some(at_most));
             if self.is_stopped() || self.shared.wish() == QueueWish::Leave {
                 return None;
             }

@@ -153,7 +153,7 @@ impl Knob {
             Self::RpsCpus | Self::RpsDefaultMask | Self::FlowLimitCpuBitmap => {
                 "a mask in hexadecimal, as in 3 or ff,00000000, or a list of CPUs, as in 0-3,8"
             }
-            Self::RpsFlowCnt => "a number of slots up to 1073741824, 0 for none",
+            Self::RpsFlowCnt => "a number of slots up to 67108864, 0 for none",
             Self::GroFlushTimeout => "a number of nanoseconds",
             Self::Mtu => "a number from 68 to 65535",
             Self::RpsSockFlowEntries => "a number of slots up to 536870912, 0 for none",

@@ -11,8 +11,8 @@ use crate::hash::FlowHash;
 /// Default number of slots.
 pub const RPS_FLOW_CNT: u32 = 4096;
 
-/// Maximum number of slots: 12 GiB of them (RFS-10).
-pub const RPS_FLOW_CNT_MAX: u32 = 1 << 30;
+/// Maximum number of slots (RFS-10): 2.25 GiB of tables, which are written at once.
+pub const RPS_FLOW_CNT_MAX: u32 = 1 << 26;
 
 /// Slot of the flow table: twelve bytes.
 #[derive(Clone, Copy, Debug)]

@@ -24,6 +24,8 @@ pub(super) struct BackEndLog {
     shut: Vec<String>,
     /// Reasons told why back ends could not be set up, until one was.
     refusals: Vec<String>,
+    /// Reason told why no back end can connect, as long as it holds.
+    blocked: Option<String>,
     /// Reasons told why back ends were lost, until one stayed for a look.
     losses: Vec<String>,
 }
@@ -38,6 +40,8 @@ pub(super) enum BackEndChange {
     Shut(String),
     /// Failed setup, and the reason.
     Refused(String),
+    /// No back end can connect, and the reason.
+    Blocked(String),
     /// No back end so far.
     Missing,
 }
@@ -92,6 +96,10 @@ impl BackEndLog {
     /// Returns the reason why there is no back end, if it is a new one.
     fn absence(&mut self, now: LinkStatus, news: &BackEndNews) -> Option<BackEndChange> {
         self.looks_without = self.looks_without.saturating_add(1);
+        if self.blocked != news.blocked {
+            self.blocked.clone_from(&news.blocked);
+            return news.blocked.clone().map(BackEndChange::Blocked);
+        }
         if let Some(why) = &news.refused {
             let is_told = adds_reason(&mut self.refusals, why);
             return is_told.then(|| BackEndChange::Refused(why.clone()));
@@ -138,6 +146,12 @@ impl BackEndChange {
                 link = "no_carrier",
                 "{device} cannot set its back end up, so no packets pass; see that one's log and \
                  settings, as it is tried again: {why}"
+            ),
+            Self::Blocked(why) => warn!(
+                device,
+                link = "no_carrier",
+                "{device} was removed and cannot be made again, so no back end can connect; it is \
+                 tried again: {why}"
             ),
             Self::Missing => warn!(
                 device,
@@ -250,5 +264,23 @@ mod tests {
             told.iter().position(|&count| count > 0),
             Some(LOOKS_WITHOUT_BACK_END as usize - 1)
         );
+    }
+
+    #[test]
+    fn ops_3_removed_socket_is_told() {
+        let news = |why: Option<&str>| BackEndNews {
+            is_waiting: true,
+            blocked: why.map(str::to_owned),
+            ..BackEndNews::default()
+        };
+        let mut log = BackEndLog::default();
+        let mut look = |why| log.look(down(1), down(1), &news(why));
+        let told = |why: &str| [BackEndChange::Blocked(why.to_owned())];
+        assert_eq!(look(None), []);
+        assert_eq!(look(Some("no directory")), told("no directory"));
+        assert_eq!(look(Some("no directory")), [], "once");
+        assert_eq!(look(Some("denied")), told("denied"));
+        assert_eq!(look(None), []);
+        assert_eq!(look(Some("denied")), told("denied"), "again, as it held no more");
     }
 }
