@@ -71,13 +71,13 @@ impl Handled {
     pub(crate) const NONE: Self = Self(0);
 
     /// True if there are some.
-    pub(crate) fn are_some(self) -> bool {
+    pub(crate) fn has_any(self) -> bool {
         self.0 != 0
     }
 
     /// True if the handler of one of them has no `SA_RESTART`.
     pub(crate) fn end_call(self) -> bool {
-        self.are_some() && !abi::restart(self.0)
+        self.has_any() && !abi::restart(self.0)
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
         hold(1);
         drop(inner);
         assert!(is_inside() && held() == ALARM | 1);
-        outside(|handled| assert!(!is_inside() && held() == 0 && !handled.are_some()));
+        outside(|handled| assert!(!is_inside() && held() == 0 && !handled.has_any()));
         assert!(is_inside());
         hold(ALARM);
         drop(outer);
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn exe_4_handlers_end_later_waits() {
         const ALARM: u64 = 1 << 13;
-        let ends_wait = || outside(|handled| (handled.are_some(), handled.end_call()));
+        let ends_wait = || outside(|handled| (handled.has_any(), handled.end_call()));
         let call = enter();
         assert_eq!(ends_wait(), (false, false));
         outside(|_| run_handler(ALARM, || drop(enter())));
@@ -167,6 +167,6 @@ mod tests {
 
     fn ends_of_call() -> (bool, bool) {
         let _call = enter();
-        outside(|handled| (handled.are_some(), handled.end_call()))
+        outside(|handled| (handled.has_any(), handled.end_call()))
     }
 }

@@ -89,7 +89,7 @@ impl Closed for ClosedListener<'_> {
     }
 
     fn is_open_elsewhere(&self) -> bool {
-        self.others.is_some_and(OtherCopies::are_some)
+        self.others.is_some_and(OtherCopies::exist)
     }
 
     fn handshake_count(&self) -> u32 {
@@ -170,7 +170,7 @@ pub(crate) fn is_some_adopting() -> bool {
 }
 
 /// True while closed listeners live on.
-pub(crate) fn are_some_leaving() -> bool {
+pub(crate) fn any_leaving() -> bool {
     all_leaving().iter().any(|leaving| leaving.forks == forks())
 }
 

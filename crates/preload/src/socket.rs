@@ -171,7 +171,7 @@ impl CallWait {
         }
         // Bytes are there, so that more are not told.
         let mut polled = [PollFd::new(&readiness, PollFlags::RDHUP)];
-        outside(|handled| !handled.are_some() && poll(&mut polled, Some(&MORE_LOOK)) == Ok(0))
+        outside(|handled| !handled.has_any() && poll(&mut polled, Some(&MORE_LOOK)) == Ok(0))
     }
 
     /// Polls a descriptor for the time that is left.
@@ -185,7 +185,7 @@ impl CallWait {
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut polled = [PollFd::new(&readiness, asked)];
-        outside(|handled| match handled.are_some() {
+        outside(|handled| match handled.has_any() {
             true => Err(Errno::INTR),
             false => match poll(&mut polled, left.as_ref())? {
                 0 => Err(Errno::AGAIN),

@@ -88,7 +88,7 @@ extern "C" fn loaded() {
 
 /// Runs when the process ends by `exit` or by the end of `main`.
 extern "C" fn ended() {
-    let has_relays = crate::runtime::relay_owner().is_some_and(|owner| owner.are_some());
+    let has_relays = crate::runtime::relay_owner().is_some_and(|owner| owner.has_any());
     let are_written = !has_relays || write_streams();
     crate::runtime::finish();
     if !are_written {

@@ -33,15 +33,15 @@ fn receive_and_sleep(
     look: impl Fn() -> c_int,
     sleep: impl FnOnce() -> c_int,
 ) -> c_int {
-    receive_and_wait(may_spin, look, |handled| match is_ended && handled.are_some() {
+    receive_and_wait(may_spin, look, |handled| match is_ended && handled.has_any() {
         true => answer_int(Err(Errno::INTR)),
         false => sleep(),
     })
 }
 
 /// True if a call may wait for a socket that this process does not serve yet.
-fn are_some_unserved() -> bool {
-    listener::are_some_unserved() || udp::are_some_unused() || relay::may_be_elsewhere()
+fn any_unserved() -> bool {
+    listener::any_unserved() || udp::any_unused() || relay::may_be_elsewhere()
 }
 
 /// Serves the socket at a descriptor, which has just become ours, if the program waits for it already.
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    if operation == libc::EPOLL_CTL_ADD && are_some_unserved() {
+    if operation == libc::EPOLL_CTL_ADD && any_unserved() {
         serve(fd);
     }
     let next = next!(epoll_ctl(c_int, c_int, c_int, *mut epoll_event) -> c_int);
@@ -159,7 +159,7 @@ unsafe fn wait_for_polled(
     }
     // SAFETY: the caller's promise; other threads may look at the set, but change it no more than this one does.
     let set = unsafe { std::slice::from_raw_parts(polled, count) };
-    if are_some_unserved() {
+    if any_unserved() {
         set.iter().for_each(|polled| serve(polled.fd));
     }
     if !set.iter().any(|polled| is_hidden(polled.fd)) {
@@ -288,7 +288,7 @@ unsafe fn check_selected(count: c_int, sets: [*const fd_set; 3]) -> Result<(), E
     };
     // SAFETY: the caller's promise, for numbers below `count` of descriptors that are open.
     let is_in = |set: *const fd_set, fd| unsafe { has_selected(set, fd) };
-    if are_some_unserved() {
+    if any_unserved() {
         let is_waited_for = |fd: &c_int| is_in(sets[0], *fd) || is_in(sets[1], *fd);
         table::within(0, last).filter(is_waited_for).for_each(serve);
     }

@@ -45,7 +45,7 @@ pub(crate) struct KeptSockets(OwnedFd);
 impl KeptSockets {
     /// Listeners for the program at a path, if it is to have some. One that can have none is told.
     pub(crate) fn for_program(path: impl FnOnce() -> Option<PathBuf>) -> Option<Self> {
-        if !listener::are_some() {
+        if !listener::exist() {
             return None;
         }
         let kept = kept_listeners();

@@ -59,7 +59,7 @@ impl Copies {
 
 impl OtherCopies {
     /// True as long as another process has the listener open.
-    pub(crate) fn are_some(&self) -> bool {
+    pub(crate) fn exist(&self) -> bool {
         let mut polled = [PollFd::new(&self.0, PollFlags::empty())];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&at_once)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
@@ -75,8 +75,8 @@ mod tests {
         let copies = Copies::new().unwrap();
         let other = Hidden::<std::os::fd::OwnedFd>::duplicate(&copies.write).unwrap();
         let others = copies.close_own();
-        assert!(others.are_some());
+        assert!(others.exist());
         drop(other);
-        assert!(!others.are_some());
+        assert!(!others.exist());
     }
 }

@@ -80,12 +80,12 @@ pub(crate) struct Served {
 }
 
 /// True if this process has listeners.
-pub(crate) fn are_some() -> bool {
+pub(crate) fn exist() -> bool {
     LISTENERS.load(Ordering::Relaxed) > 0
 }
 
 /// True if a call that waits may wait for a listener that no engine serves yet.
-pub(crate) fn are_some_unserved() -> bool {
+pub(crate) fn any_unserved() -> bool {
     UNSERVED.load(Ordering::Relaxed) > 0
 }
 

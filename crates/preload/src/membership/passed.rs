@@ -84,14 +84,14 @@ impl Membership {
     /// True while another process has a copy of a listener that this one has closed.
     pub(super) fn may_be_served_later(&self) -> bool {
         let mut state = self.state();
-        state.copies.retain(OtherCopies::are_some);
+        state.copies.retain(OtherCopies::exist);
         !state.copies.is_empty()
     }
 
     /// Notes copies of a listener that this process closes.
     pub(crate) fn note_copies(&self, others: OtherCopies) {
         let copies = &mut self.state().copies;
-        copies.retain(OtherCopies::are_some);
+        copies.retain(OtherCopies::exist);
         if copies.len() < COPIES_MAX {
             copies.push(others);
         }
@@ -127,7 +127,7 @@ impl Membership {
         let is_listener =
             |address: &DividedAddress| matches!(address, DividedAddress::OfListeners(_));
         let has_listeners = state.served.keys().any(is_listener);
-        if has_listeners || self.engine_lock.shares().are_some_served() {
+        if has_listeners || self.engine_lock.shares().any_served() {
             state.unserved_since = None;
             return has_listeners;
         }

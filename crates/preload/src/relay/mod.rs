@@ -121,7 +121,7 @@ impl RelayOwner {
     }
 
     /// True while connections are relayed.
-    pub(crate) fn are_some(&self) -> bool {
+    pub(crate) fn has_any(&self) -> bool {
         self.news.relays.load(Ordering::Acquire) > 0
     }
 

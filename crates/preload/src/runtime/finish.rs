@@ -107,10 +107,10 @@ pub(super) fn await_end(
         }
         socket.let_go();
     }
-    if relay_owner.is_some_and(RelayOwner::are_some) {
+    if relay_owner.is_some_and(RelayOwner::has_any) {
         relay::close_own_copies();
     }
-    while passing::are_some_leaving() || relay_owner.is_some_and(RelayOwner::are_some) {
+    while passing::any_leaving() || relay_owner.is_some_and(RelayOwner::has_any) {
         thread::sleep(FINISH_LOOK);
     }
     membership.into_iter().for_each(Membership::end);

@@ -86,7 +86,7 @@ pub(crate) fn before_fork() {
 /// a UDP socket that the child may use: both may receive.
 fn prepare_next(prepared: &mut Option<Prepared>) {
     let engine_lock = match (prepared.as_ref(), own()) {
-        (_, Some(_)) if !may_be_beside() || !udp::are_some_untouched() => return,
+        (_, Some(_)) if !may_be_beside() || !udp::any_untouched() => return,
         (Some(before), _) if !before.engine_lock.may_be_others() => return,
         (Some(before), _) => before.engine_lock.next(),
         (None, Some(runs)) => runs.engine_lock.next(),

@@ -247,7 +247,7 @@ impl Shares {
     }
 
     /// True if some process has a listener.
-    pub(crate) fn are_some_served(&self) -> bool {
+    pub(crate) fn any_served(&self) -> bool {
         let is_of_listeners = |row| self.table.key_of(row).load(SeqCst) & OF_DATAGRAMS == 0;
         let is_served = |row| is_of_listeners(row) && self.table.members(row).load(SeqCst) != 0;
         self.table.0[ROWLESS].load(SeqCst) != 0 || self.rows().any(is_served)

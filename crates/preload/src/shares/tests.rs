@@ -302,7 +302,7 @@ fn exe_8_full_table_leaves_connections_to_one() {
     assert!(answers(&of[2], &stray));
     of[2].join(other);
     of[2].leave(last);
-    assert!(of[2].needed() == u64::MAX && of[2].are_some_served());
+    assert!(of[2].needed() == u64::MAX && of[2].any_served());
     of[2].leave(other);
     of[0].evict(2);
     assert!(of[2].needed() != u64::MAX, "{:x}", of[2].needed());

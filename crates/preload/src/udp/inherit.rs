@@ -29,12 +29,12 @@ static UNTOUCHED: AtomicUsize = AtomicUsize::new(0);
 static ADOPTING: Mutex<()> = Mutex::new(());
 
 /// True if a call that waits may wait for a socket that this process has not used yet.
-pub(crate) fn are_some_unused() -> bool {
+pub(crate) fn any_unused() -> bool {
     UNUSED.load(Ordering::Relaxed) > 0
 }
 
 /// True if this process has a socket that may be for its children.
-pub(crate) fn are_some_untouched() -> bool {
+pub(crate) fn any_untouched() -> bool {
     UNTOUCHED.load(Ordering::Relaxed) > 0
 }
 

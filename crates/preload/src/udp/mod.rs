@@ -24,7 +24,7 @@ use rustix::net::sockopt::{
 };
 use rustix::net::{getpeername, getsockname};
 
-pub(crate) use self::inherit::{adopt, are_some_untouched, are_some_unused, forked, keep_locks};
+pub(crate) use self::inherit::{adopt, any_untouched, any_unused, forked, keep_locks};
 use self::part::DatagramPart;
 use crate::ancillary::{Arrival, kept, scoped};
 use crate::corked::Corked;
