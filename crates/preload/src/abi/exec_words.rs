@@ -6,6 +6,7 @@
 use std::arch::naked_asm;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int};
+use std::ptr;
 
 use super::exec::{execve, execvp};
 use super::strings::Strings;
@@ -37,8 +38,12 @@ impl Arguments {
     }
 }
 
+/// Strings of a call, null included, for which the stack has room: such a call needs no memory. `execl` and `execle` are
+/// called in signal handlers, where none may be allocated (signal-safety(7)).
+const ON_STACK: usize = 256;
+
 thread_local! {
-    /// Strings for the next program. Not freed by a child of `vfork`, whose memory is the parent's.
+    /// Strings of a longer call. Not freed by a child of `vfork`, whose memory is the parent's, but by the thread's next call.
     static WORDS: Cell<Vec<*const c_char>> = const { Cell::new(Vec::new()) };
 }
 
@@ -54,19 +59,29 @@ unsafe fn gathered(
     let mut arguments = Arguments { registers, stack, taken: 0 };
     // SAFETY: the first argument.
     let path = unsafe { arguments.next() };
-    let mut words = Vec::new();
-    loop {
+    let mut few = [ptr::null(); ON_STACK];
+    let mut many = Vec::new();
+    for count in 0_usize.. {
         // SAFETY: null was not found yet.
-        words.push(unsafe { arguments.next() });
-        if words.last().is_some_and(|word| word.is_null()) {
+        let word = unsafe { arguments.next() };
+        match few.get_mut(count) {
+            Some(place) => *place = word,
+            None if many.is_empty() => many.extend(few.into_iter().chain([word])),
+            None => many.push(word),
+        }
+        if word.is_null() {
             break;
         }
     }
-    let array = words.as_ptr();
-    let words = Cell::new(words);
-    // Not freed before the thread's next call: a borrow would not end in a child of `vfork`.
-    if WORDS.try_with(|kept| kept.swap(&words)).is_err() {
-        std::mem::forget(words.take());
+    if many.is_empty() {
+        return run(path, few.as_ptr(), arguments);
+    }
+    let array = many.as_ptr();
+    let many = Cell::new(many);
+    match WORDS.try_with(|words| words.swap(&many)) {
+        // Frees the array of the call before.
+        Ok(()) => drop(many.take()),
+        Err(_) => std::mem::forget(many.take()),
     }
     run(path, array, arguments)
 }
@@ -153,15 +168,20 @@ with_arguments! {
 #[cfg(test)]
 mod tests {
     use std::ffi::{CStr, CString};
-    use std::{ptr, slice};
+    use std::slice;
+
+    use forebay_testkit::memory::{CountingAllocator, heap};
 
     use super::*;
+
+    #[global_allocator]
+    static ALLOCATOR: CountingAllocator = CountingAllocator;
 
     #[test]
     fn exe_10_words_are_gathered() {
         let given: Vec<_> =
-            (0..20).map(|index| CString::new(format!("{index}")).unwrap()).collect();
-        for count in 1..given.len() {
+            (0..2 * ON_STACK).map(|index| CString::new(format!("{index}")).unwrap()).collect();
+        for count in (1..20).chain(ON_STACK - 2..ON_STACK + 3).chain([given.len()]) {
             let mut all: Vec<_> = given[..count].iter().map(|word| word.as_ptr()).collect();
             all.extend([ptr::null(), c"behind".as_ptr()]);
             let stack = all.split_off(REGISTERS.min(all.len()));
@@ -180,5 +200,28 @@ mod tests {
             // SAFETY: such arguments.
             assert_eq!(unsafe { gathered(all.as_ptr(), stack.as_ptr(), result) }, 7);
         }
+    }
+
+    /// A handler may have interrupted the allocator, and what a child of `vfork` allocates stays in its parent.
+    #[test]
+    fn exe_10_words_need_no_memory() {
+        let mut words = vec![c"a".as_ptr(); ON_STACK + 1];
+        words.push(ptr::null());
+        let gather = |first: usize| {
+            let (registers, stack) = words[first..].split_at(REGISTERS);
+            let before = heap();
+            // A program that runs does not come back.
+            let run = |_: *const c_char, _: Strings, _: Arguments| {
+                let now = heap();
+                i32::try_from(now.bytes - before.bytes).unwrap()
+            };
+            // SAFETY: such arguments.
+            let taken = unsafe { gathered(registers.as_ptr(), stack.as_ptr(), run) };
+            (taken, heap().allocations - before.allocations)
+        };
+        assert_eq!(gather(1), (0, 0), "the longest for which the stack has room");
+        let (taken, _) = gather(0);
+        assert!(taken > 0);
+        assert_eq!(gather(0).0, 0, "that of the call before was freed");
     }
 }
