@@ -490,7 +490,7 @@ impl<H: Handler> Loan<H> {
         };
         let Lent { worker, .. } = lent;
         worker.transmit();
-        let has_more = worker.queues.iter_mut().any(Queue::has_to_send);
+        let has_more = worker.queues.iter_mut().any(Queue::has_unsent);
         let is_sending = worker.queues.iter().any(Queue::is_sending);
         // A thread that sleeps until the end of a suspension is back in time for frames that are on their way.
         if has_more || is_sending && !self.is_suspended() {

@@ -528,6 +528,11 @@ impl Queue {
         self.source.as_mut().is_some_and(|source| source.has_work())
     }
 
+    /// True if [`transmit`](Self::transmit) has left packets that could be sent now.
+    pub(super) fn has_unsent(&mut self) -> bool {
+        self.source.as_mut().is_some_and(|source| source.has_unsent())
+    }
+
     /// True if frames that were sent have not come back yet.
     pub(super) fn is_sending(&self) -> bool {
         self.source.as_ref().is_some_and(|source| source.is_sending())

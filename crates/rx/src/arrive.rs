@@ -58,6 +58,12 @@ pub trait Source: Send {
         false
     }
 
+    /// True if [`transmit`](Self::transmit) has left packets that it could send now. Asked by a thread that transmits for a
+    /// CPU that is to sleep on: packets received meanwhile do not count.
+    fn has_unsent(&mut self) -> bool {
+        self.has_work()
+    }
+
     /// True if frames that were sent have not come back yet. No event announces that: a later turn recycles them.
     fn is_sending(&self) -> bool {
         false

@@ -38,6 +38,8 @@ struct Fed {
     sends_max: AtomicU64,
     /// True while frames that were sent do not come back.
     is_sending: AtomicBool,
+    /// True while packets are received that the source reports as work.
+    is_received: AtomicBool,
 }
 
 /// Source with a descriptor, which only the test makes readable.
@@ -83,6 +85,10 @@ impl Source for FedSource {
     }
 
     fn has_work(&mut self) -> bool {
+        self.has_unsent() || self.fed.is_received.load(Ordering::Relaxed)
+    }
+
+    fn has_unsent(&mut self) -> bool {
         self.fed.to_send.load(Ordering::Relaxed) > 0
     }
 

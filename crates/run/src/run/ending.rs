@@ -164,4 +164,12 @@ impl Source for WatchedSource {
     fn has_work(&mut self) -> bool {
         self.source.has_work()
     }
+
+    fn has_unsent(&mut self) -> bool {
+        self.source.has_unsent()
+    }
+
+    fn is_sending(&self) -> bool {
+        self.source.is_sending()
+    }
 }

@@ -272,6 +272,22 @@ fn promise_10_full_transmit_ring_is_woken() {
     assert!(rig.tx.calls(), "the device is to say so");
 }
 
+/// A thread that transmits for a sleeping CPU asks for its own packets alone, and lets the device call for no others.
+#[test]
+fn exe_9_sender_asks_for_no_calls() {
+    for is_packed in [false, true] {
+        let mut rig = Rig::new(is_packed);
+        let got = rig.rx.take().unwrap();
+        rig.rx.give(got.id, 72);
+        rig.hand(1);
+        assert!(rig.source.has_unsent());
+        assert_eq!(rig.source.transmit(&mut rig.pool), 1);
+        assert!(!rig.source.has_unsent() && !rig.source.is_armed, "a packet was received");
+        assert!(!rig.rx.calls());
+        assert!(rig.source.has_work() && rig.source.is_armed, "before a sleep");
+    }
+}
+
 /// A device that was not kicked may sleep for ever, so it is told to disable both rings, and would discard what it finds there.
 #[test]
 fn promise_2_failed_kick_shuts_both_rings() {

@@ -16,6 +16,8 @@ struct Situation {
     sleep_state: u8,
     sends_max: u64,
     is_sending: bool,
+    /// True if something arrives meanwhile.
+    is_received: bool,
 }
 
 /// Situation in which the caller transmits everything, and wakes nobody.
@@ -26,6 +28,7 @@ const ALONE: Situation = Situation {
     sleep_state: SUSPENDED,
     sends_max: 3,
     is_sending: false,
+    is_received: false,
 };
 
 #[test]
@@ -42,6 +45,8 @@ fn exe_9_sender_transmits_for_sleeping_cpu() {
         (Situation { is_sending: true, ..ALONE }, 0, true),
         // Nobody would look for the frames.
         (Situation { is_sending: true, sleep_state: WAKEABLE, ..ALONE }, 0, false),
+        // Packets received are not the sender's business, and wake the CPU if they are to.
+        (Situation { is_received: true, ..ALONE }, 0, true),
     ] {
         let fed = Arc::<Fed>::default();
         let borrowers = lent_cpu(SPIN_MAX_NS, &fed);
@@ -50,6 +55,7 @@ fn exe_9_sender_transmits_for_sleeping_cpu() {
         loan.used_ns.store(u64::from(situation.used_since_ns.is_some()), Ordering::Relaxed);
         loan.shared.clock.advance_to(1 + situation.used_since_ns.unwrap_or(0));
         loan.sleep_state.store(situation.sleep_state, Ordering::Relaxed);
+        fed.is_received.store(situation.is_received, Ordering::Relaxed);
         let taken = if situation.is_lent { None } else { loan.lent().take() };
         fed.sends_max.store(situation.sends_max, Ordering::Relaxed);
         fed.is_sending.store(situation.is_sending, Ordering::Relaxed);
