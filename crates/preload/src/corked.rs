@@ -36,27 +36,30 @@ impl Corked {
         !self.has_some.load(Ordering::Acquire)
     }
 
-    /// Adds a part. `envelope` is called for the first one. Returns the datagram if no part follows.
+    /// Adds a part. `envelope` is called for the first one, and `check` for all so far, with whether this is the first.
+    /// Returns the datagram if no part follows.
     ///
     /// # Errors
-    /// Errors of `envelope` and of the part; `EMSGSIZE` if the datagram is too long. All parts are then dropped.
+    /// Errors of `envelope`, of the part and of `check`; `EMSGSIZE` if the datagram is too long. All parts are then dropped.
     pub(crate) fn add(
         &self,
         part: Result<Cow<'_, [u8]>, Errno>,
         more_follows: bool,
         envelope: impl FnOnce() -> Result<Envelope, Errno>,
+        check: impl FnOnce(&[u8], Envelope, bool) -> Result<(), Errno>,
     ) -> Result<Option<(Vec<u8>, Envelope)>, Errno> {
         let mut parts = self.parts();
-        let (mut payload, envelope) = match parts.take() {
-            Some(before) => before,
-            None => (Vec::new(), envelope()?),
+        let (is_first, (mut payload, envelope)) = match parts.take() {
+            Some(before) => (false, before),
+            None => (true, (Vec::new(), envelope()?)),
         };
         self.has_some.store(false, Ordering::Release);
         let part = part?;
-        if payload.len() + part.len() > Transmit::payload_bytes_max(envelope.0) {
+        payload.extend_from_slice(&part);
+        check(&payload, envelope, is_first)?;
+        if payload.len() > Transmit::payload_bytes_max(envelope.0) {
             return Err(Errno::MSGSIZE);
         }
-        payload.extend_from_slice(&part);
         if !more_follows {
             return Ok(Some((payload, envelope)));
         }
@@ -75,11 +78,6 @@ impl Corked {
         parts.take()
     }
 
-    /// Drops all parts.
-    pub(crate) fn clear(&self) {
-        drop(self.take());
-    }
-
     fn parts(&self) -> MutexGuard<'_, Option<(Vec<u8>, Envelope)>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,7 +93,7 @@ mod tests {
             SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
         let corked = Corked::default();
         let add = |part: &'static [u8], more, envelope: fn() -> Result<Envelope, Errno>| {
-            corked.add(Ok(Cow::Borrowed(part)), more, envelope)
+            corked.add(Ok(Cow::Borrowed(part)), more, envelope, |_, _, _| Ok(()))
         };
         let first = || Ok((TO, SendControl::default()));
         let later = || -> Result<Envelope, Errno> {

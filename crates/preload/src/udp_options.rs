@@ -23,7 +23,7 @@ pub(crate) const RECVERR: [SocketOption; 2] =
     [SocketOption::of_ipv4(libc::IP_RECVERR), SocketOption::of_ipv6(libc::IPV6_RECVERR)];
 
 /// Options that the kernel's socket at the same port has, too.
-pub(crate) const OF_RESERVED: [SocketOption; 16] = [
+pub(crate) const OF_RESERVED: [SocketOption; 18] = [
     RECVERR[0],
     RECVERR[1],
     SocketOption::of_socket(libc::SO_BROADCAST),
@@ -33,6 +33,9 @@ pub(crate) const OF_RESERVED: [SocketOption; 16] = [
     // Of the control messages that come with an ICMP error.
     SocketOption::of_socket(libc::SO_TIMESTAMP),
     SocketOption::of_socket(libc::SO_TIMESTAMPNS),
+    // In this order: without the unit, both are off, and with it the other answers, too (`__sock_set_timestamps`).
+    SocketOption::of_socket(SO_TIMESTAMPNS_NEW),
+    SocketOption::of_socket(SO_TIMESTAMP_NEW),
     SocketOption::of_ipv4(libc::IP_PKTINFO),
     SocketOption::of_ipv4(libc::IP_RECVTTL),
     SocketOption::of_ipv4(libc::IP_RECVTOS),

@@ -49,13 +49,11 @@ impl Endpoint {
         flush: Flush,
     ) -> io::Result<usize> {
         let to = plain(of.destination);
-        self.check(of, to)?;
         let routes = self.shared.routes();
-        let Way { device, source, is_named } = self.route(of, to, &routes)?;
+        let Way { device, source, is_named } = self.way_of(of, to, &routes)?;
         let mut between = Between { source, destination: to };
         let marks = self.marks_of(of, to.ip());
         let identity = routes.identity(device);
-        self.check_broadcast(to, &identity)?;
         // What programs on the kernel's stack of this host get can only come from the kernel.
         let has_kernel = self.has_kernel(device);
         if is_this_host(to.ip(), &identity) {
@@ -65,8 +63,9 @@ impl Endpoint {
                 false => Err(no_loopback(to.ip())),
             };
         }
-        SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
+        check_length(of, marks, between, identity.mtu)?;
         self.check_refusal()?;
+        SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
         check_segments(of)?;
         let is_looped = || self.options.groups(to.ip()).is_looped.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
@@ -114,13 +113,23 @@ impl Endpoint {
         Ok(of.payload.len())
     }
 
-    /// Checks what does not depend on the payload: addresses and route.
-    pub(super) fn check_way(&self, of: &Transmit<'_>) -> io::Result<()> {
+    /// Checks what comes before the error that waits: addresses, route and length.
+    pub(super) fn check_message(&self, of: &Transmit<'_>) -> io::Result<()> {
         let to = plain(of.destination);
-        self.check(of, to)?;
         let routes = self.shared.routes();
-        let Way { device, .. } = self.route(of, to, &routes)?;
-        self.check_broadcast(to, &routes.identity(device))
+        let Way { device, source, .. } = self.way_of(of, to, &routes)?;
+        let identity = routes.identity(device);
+        // The kernel delivers to this host by a device of its own.
+        let mtu = if is_this_host(to.ip(), &identity) { u32::MAX } else { identity.mtu };
+        check_length(of, self.marks_of(of, to.ip()), Between { source, destination: to }, mtu)
+    }
+
+    /// Way of a datagram whose addresses are valid, and which may go there.
+    fn way_of(&self, of: &Transmit<'_>, to: SocketAddr, routes: &Routes<'_>) -> io::Result<Way> {
+        self.check(of, to)?;
+        let way = self.route(of, to, routes)?;
+        self.check_broadcast(to, &routes.identity(way.device))?;
+        Ok(way)
     }
 
     /// Takes the error that waits. As in the kernel, one of the arguments, the route or the length leaves it
@@ -152,7 +161,8 @@ impl Endpoint {
             return Err(Errno::AFNOSUPPORT.into());
         }
         self.check_v6_only(to.ip())?;
-        if to.port() == 0 {
+        // To a peer with port 0 the kernel sends (`udp_sendmsg`).
+        if to.port() == 0 && self.remote() != Some(of.destination) {
             return Err(Errno::INVAL.into());
         }
         // IPv6 accepts a hop limit of 0, IPv4 no TTL of 0 (`ip_cmsg_send`).
@@ -357,6 +367,13 @@ impl Endpoint {
         }
         self.shared.flush_all(by).map_err(io::Error::other)
     }
+}
+
+/// Checks the length before the kernel copies the payload (`__ip_append_data`), which looks at that of segments later.
+fn check_length(of: &Transmit<'_>, marks: SentMarks, between: Between, mtu: u32) -> io::Result<()> {
+    let may_fragment = marks.may_fragment || marks.gso_size > 0;
+    let marks = SentMarks { gso_size: 0, may_fragment, ..marks };
+    SendForm::of(of.payload.len(), marks, between, mtu).map(drop)
 }
 
 /// Refuses more datagrams in one payload than the kernel does (`udp_send_skb`).

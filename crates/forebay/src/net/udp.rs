@@ -136,19 +136,19 @@ impl UdpSocket {
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to). `EINVAL`: a source of another family, an IPv4 TTL of 0, more datagrams
-    /// than [`Transmit::SEGMENTS_MAX`], port 0. A source that is not this host's: `ENETUNREACH`, of IPv6, loopback
+    /// than [`Transmit::SEGMENTS_MAX`], port 0 that is not the peer's. A source that is not this host's: `ENETUNREACH`, of IPv6, loopback
     /// and groups `EINVAL`. `EMSGSIZE` also when `gso_size` does not fit in the MTU.
     pub fn send_msg(&self, message: &Transmit<'_>) -> io::Result<usize> {
         self.0.send(message)
     }
 
-    /// Checks a datagram without a payload as [`send_msg`](Self::send_msg) does, up to its route, and sends nothing
-    /// (`MSG_PROBE`).
+    /// Checks a datagram as [`send_msg`](Self::send_msg) does, up to its length, and sends nothing. The error that waits
+    /// stays. Without a payload, as with `MSG_PROBE`.
     ///
     /// # Errors
     /// As [`send_msg`](Self::send_msg).
     pub fn check_msg(&self, message: &Transmit<'_>) -> io::Result<()> {
-        self.0.check_way(message)
+        self.0.check_message(message)
     }
 
     /// Sends many messages with one notification of the device (`sendmmsg`).

@@ -20,9 +20,10 @@ use forebay_sys::readiness::{Ended, readiness};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{
-    Timeout, set_socket_timeout, socket_error, socket_reuseaddr, socket_reuseport,
+    Timeout, set_socket_recv_buffer_size, set_socket_recv_buffer_size_force, set_socket_timeout,
+    socket_error, socket_recv_buffer_size, socket_reuseaddr, socket_reuseport,
 };
-use rustix::net::{getpeername, getsockname};
+use rustix::net::{Shutdown, getpeername, getsockname};
 
 pub(crate) use self::inherit::{adopt, any_untouched, any_unused, forked, keep_locks};
 use self::part::DatagramPart;
@@ -212,6 +213,7 @@ impl Udp {
                     self.watch_errors(reserved);
                 }
             }
+            self.make_room_for_errors(reserved);
         }
         let settings = Settings::adopt(self.kernel(), &self.udp, self.is_ipv6);
         if settings.reuses_address != self.settings.load().reuses_address {
@@ -228,6 +230,17 @@ impl Udp {
             // A small datagram takes three times as much memory as in the kernel.
             self.udp
                 .set_recv_buffer_size(u32::try_from(bytes).unwrap_or_default().saturating_mul(3));
+        }
+    }
+
+    /// Gives the kernel's socket at the same port, which receives no datagrams, the program's room for a queue of errors.
+    fn make_room_for_errors(&self, reserved: BorrowedFd<'_>) {
+        if let Ok(bytes) = socket_recv_buffer_size(self.kernel())
+            && self.asks_errors()
+        {
+            let asked = bytes / 2; // the kernel doubles it
+            let _ = set_socket_recv_buffer_size_force(reserved, asked)
+                .or_else(|_| set_socket_recv_buffer_size(reserved, asked));
         }
     }
 
@@ -302,6 +315,10 @@ impl Udp {
             RECEIVING => Ended::Peer,
             _ => Ended::Both,
         };
+        // The kernel sends for this socket, and refuses lengths for it.
+        if let Some(reserved) = self.udp.reserved().filter(|_| sides & SENDING != 0) {
+            let _ = rustix::net::shutdown(reserved, Shutdown::Write); // `ENOTCONN` does not prevent it
+        }
         self.udp.notify_ended(visible).map_err(|error| unconnected_errno(&error))?;
         self.peer().map(drop)
     }

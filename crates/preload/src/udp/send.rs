@@ -33,56 +33,58 @@ impl Udp {
         if !self.is_ipv6 && mode.is_urgent {
             return Err(Errno::OPNOTSUPP);
         }
-        let envelope = || {
-            let to = match outgoing.destination(self.family())? {
-                Some(to) => shown(to, self.is_ipv6),
-                None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
-            };
-            let is_v4 = to.ip().to_canonical().is_ipv4();
-            if is_v4 && self.v6_only {
-                return Err(Errno::NETUNREACH);
-            }
-            if len > LENGTH_FIELD_MAX {
-                return Err(Errno::MSGSIZE);
-            }
-            if is_v4 && mode.is_urgent {
-                return Err(Errno::OPNOTSUPP);
-            }
-            if to.port() == 0 {
-                return Err(Errno::INVAL);
-            }
-            let family = match is_v4 {
-                true if self.is_ipv6 => DatagramFamily::Mapped,
-                true => DatagramFamily::V4,
-                false => DatagramFamily::V6,
-            };
-            let control = outgoing.control(family)?;
-            control.check_link([to, self.local()])?;
-            Ok((to, control))
-        };
+        let envelope = || self.envelope(outgoing, mode);
         let is_part = mode.more_follows || self.corked.is_on();
         if self.corked.is_empty() && (!is_part || mode.is_probe) {
             let envelope = envelope()?;
             if mode.is_probe {
                 return self.probe(envelope).map(|()| len);
             }
-            self.check_sending()?;
-            return self.send_whole(&outgoing.payload()?, envelope, mode.dont_wait);
-        }
-        if let Err(error) = self.check_sending() {
-            self.corked.clear();
-            return Err(error);
+            return self.send_whole(&payload_of(outgoing)?, envelope, mode.dont_wait);
         }
         let payload = match len {
             // Nothing is added, and what there is may be whole.
-            ..=LENGTH_FIELD_MAX if mode.is_probe => Ok(Cow::default()),
-            ..=LENGTH_FIELD_MAX => outgoing.payload(),
-            _ => Err(Errno::MSGSIZE),
+            _ if mode.is_probe && len <= LENGTH_FIELD_MAX => Ok(Cow::default()),
+            _ => payload_of(outgoing),
         };
-        if let Some((payload, envelope)) = self.corked.add(payload, is_part, envelope)? {
-            self.send_whole(&payload, envelope, mode.dont_wait)?;
+        let check = |parts: &[u8], envelope, is_first| self.check_part(parts, envelope, is_first);
+        if let Some((payload, envelope)) = self.corked.add(payload, is_part, envelope, check)? {
+            self.send_parts(&payload, envelope, mode.dont_wait)?;
         }
         Ok(len)
+    }
+
+    /// Destination and control data of a message that is to be sent.
+    fn envelope<'a>(
+        &self,
+        outgoing: &impl OutgoingDatagram<'a>,
+        mode: DatagramMode,
+    ) -> Result<Envelope, Errno> {
+        let named = outgoing.destination(self.family())?.map(|to| shown(to, self.is_ipv6));
+        let to = named.or_else(|| self.udp.peer_addr()).ok_or(Errno::DESTADDRREQ)?;
+        let is_v4 = to.ip().to_canonical().is_ipv4();
+        if is_v4 && self.v6_only {
+            return Err(Errno::NETUNREACH);
+        }
+        // IPv6 looks at the length with the route (`udpv6_sendmsg`).
+        if is_v4 && outgoing.len_bytes() > LENGTH_FIELD_MAX {
+            return Err(Errno::MSGSIZE);
+        }
+        if is_v4 && mode.is_urgent {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // A peer may have port 0, but a mapped one counts as named (`udpv6_sendmsg`).
+        if to.port() == 0 && (named.is_some() || is_v4 && self.is_ipv6) {
+            return Err(Errno::INVAL);
+        }
+        let family = match is_v4 {
+            true if self.is_ipv6 => DatagramFamily::Mapped,
+            true => DatagramFamily::V4,
+            false => DatagramFamily::V6,
+        };
+        let control = outgoing.control(family)?;
+        control.check_link([to, self.local()])?;
+        Ok((to, control))
     }
 
     /// Looks at the route of a datagram alone (`MSG_PROBE`).
@@ -91,8 +93,29 @@ impl Udp {
         self.udp.check_msg(&message).map_err(|error| self.errno(&error))
     }
 
+    /// Checks the parts of a datagram so far: the first as a whole one (`ip_append_data`), later ones for their length.
+    fn check_part(&self, parts: &[u8], envelope: Envelope, is_first: bool) -> Result<(), Errno> {
+        let settings = self.settings.load();
+        let message = self.message(parts, envelope, &settings);
+        self.check_length(&message)?;
+        if is_first { self.check_sending() } else { Ok(()) }
+    }
+
+    /// Checks addresses, route and length. The kernel's queue of errors tells of a length, if the program reads it.
+    fn check_length(&self, message: &Transmit<'_>) -> Result<(), Errno> {
+        match self.udp.check_msg(message).map_err(|error| self.errno(&error)) {
+            Err(Errno::MSGSIZE) if self.asks_errors() => self.refuse_length(message).map(drop),
+            result => result,
+        }
+    }
+
+    /// Takes the error that waits, and refuses to send after `shutdown` (`sock_alloc_send_pskb`).
     fn check_sending(&self) -> Result<(), Errno> {
-        if self.has_ended(SENDING) { Err(Errno::PIPE) } else { Ok(()) }
+        match self.take_error()? {
+            Some(error) => Err(error),
+            None if self.has_ended(SENDING) => Err(Errno::PIPE),
+            None => Ok(()),
+        }
     }
 
     /// Reads `UDP_CORK` again. Without it the datagram that was not whole, if there is one, is sent as it is.
@@ -103,11 +126,26 @@ impl Udp {
             return;
         }
         if let Some((payload, envelope)) = self.corked.take() {
-            let _ = self.send_whole(&payload, envelope, true); // as in the kernel, an error is lost
+            let _ = self.send_parts(&payload, envelope, true); // as in the kernel, an error is lost
         }
     }
 
+    /// Sends a datagram of one part.
     fn send_whole(
+        &self,
+        payload: &[u8],
+        envelope: Envelope,
+        dont_wait: bool,
+    ) -> Result<usize, Errno> {
+        if self.has_ended(SENDING) {
+            self.check_length(&self.message(payload, envelope, &self.settings.load()))?;
+            self.check_sending()?;
+        }
+        self.send_parts(payload, envelope, dont_wait)
+    }
+
+    /// Sends a datagram whose first part was checked: its other parts leave after `shutdown`, too.
+    fn send_parts(
         &self,
         payload: &[u8],
         envelope: Envelope,
@@ -128,7 +166,7 @@ impl Udp {
     }
 
     /// True if the program reads errors from the queue.
-    fn asks_errors(&self) -> bool {
+    pub(super) fn asks_errors(&self) -> bool {
         abi::keeping_errno(|| RECVERR.iter().any(|option| abi::is_on(self.kernel(), *option)))
     }
 
@@ -168,5 +206,14 @@ impl Udp {
             gso_size: control.gso_size.unwrap_or(settings.gso_size),
             ..Transmit::new(payload, to)
         }
+    }
+}
+
+/// Payload of a message; of one that is too long, another that is too long: it is not copied.
+fn payload_of<'a>(outgoing: &impl OutgoingDatagram<'a>) -> Result<Cow<'a, [u8]>, Errno> {
+    static TOO_LONG: [u8; LENGTH_FIELD_MAX + 1] = [0; LENGTH_FIELD_MAX + 1];
+    match outgoing.len_bytes() {
+        ..=LENGTH_FIELD_MAX => outgoing.payload(),
+        _ => Ok(Cow::Borrowed(&TOO_LONG)),
     }
 }

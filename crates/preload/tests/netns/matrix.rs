@@ -83,6 +83,9 @@ fn answers(config: Option<&str>) -> Vec<String> {
     with_ipv6(&hosts.far, "exb", "fd09::2/64");
     hosts.near.command("ip addr add 10.9.0.3/24 dev exa"); // chosen by `sources`
     hosts.near.command("ip link set lo up");
+    for limit in ["ipv4/icmp_ratelimit", "ipv6/icmp/ratelimit"] {
+        hosts.far.run(|| std::fs::write(format!("/proc/sys/net/{limit}"), "0").unwrap()); // answers all
+    }
     let _peer = Peer::start(&hosts);
     hosts.lines(&mut python(), config)
 }

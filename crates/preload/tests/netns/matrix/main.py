@@ -16,7 +16,7 @@ def main():
     for part in (waits, reads, writes, ends, resets, slow_peers, shutdowns, queues, duplicates, threads,
                  options, quick_acks, files, misuse, peeks, bounds, option_lengths, buffers, names, more_waits, event_bits,
                  edges, listener_edges, woken, many_sent, many_received, by_number, signals_sent, copies, all_waited, kinds_of_files, families, sharing, groups, sources, states,
-                 datagram_states, vectors, settings, refusals, marks):
+                 datagram_states, vectors, settings, refusals, refusals_in_order, marks):
         print("#", part.__name__)
         part(connection, tell)
         print("signals", signals)

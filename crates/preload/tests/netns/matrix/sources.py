@@ -78,6 +78,74 @@ def lengths_refused():
         it.close()
 
 
+def refusals_in_order(connection, tell):
+    """Order of the errors of a datagram, whole or in parts, after `shutdown` and with an error that waits."""
+    more = socket.MSG_MORE
+    ways = [(socket.AF_INET, NEAR, "10.9.0.2", "10.9.0.255", (0, 8, bytes(4) + socket.inet_aton("10.77.0.1") + bytes(4))),
+            (socket.AF_INET6, ("::", 17), "fd09::2", "ff02::1", (41, 50, socket.inet_pton(socket.AF_INET6, "fd77::1") + bytes(4))),
+            (socket.AF_INET6, ("::", 17), "::ffff:10.9.0.2", "::ffff:10.9.0.255", (41, 50, socket.inet_pton(socket.AF_INET6, "fd77::1") + bytes(4)))]
+    for family, name, to, many, strange in ways:
+        def bound(port=9):
+            it = socket.socket(family, socket.SOCK_DGRAM)
+            it.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_DO)
+            if family == socket.AF_INET6:
+                it.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_DO)
+            it.bind(name)
+            if port is not None:
+                it.connect((to, port))
+            return it
+        for ends in (False, True):
+            it = bound()
+            if ends:
+                it.shutdown(socket.SHUT_WR)
+            for length in (0, 1, 1453, 1473, 65_507, 65_508, 65_535, 65_536):
+                what = f"{to} {ends} {length}"
+                for segment in (0, 1, 9000):
+                    say(f"{what} by {segment}", it.sendmsg, [bytes(length)], [(socket.IPPROTO_UDP, 103, struct.pack("H", segment))])
+                say(f"{what} from elsewhere", it.sendmsg, [bytes(length)], [strange])
+                say(f"{what} to many", it.sendto, bytes(length), (many, 9))
+                say(f"{what} to no port", it.sendto, bytes(length), (to, 0))
+                say(f"{what} as a part", it.send, bytes(length), more)
+                say(f"{what} as another", it.send, bytes(length), more)
+                say(f"{what} whole", it.send, b"")
+            it.close()
+        for how in (socket.SHUT_RD, socket.SHUT_WR):
+            it = bound()
+            say("begun", it.send, b"be", more)
+            it.shutdown(how)
+            say("went on", it.send, b"gun", more)
+            say("ended", it.send, b"")
+            say("after the end", it.send, b"x")
+            it.close()
+        tell("hear" if "." in to else "hear v6")
+        for call in (lambda it: it.send(bytes(3000)), lambda it: it.sendto(b"x", (many, 9)), lambda it: it.send(b"x", more),
+                     lambda it: (it.shutdown(socket.SHUT_WR), it.send(b"x")), lambda it: it.sendto(b"x", (to, 0))):
+            it = bound(99)
+            it.send(b"lost")
+            await_event(it, select.POLLIN)
+            say("beside an error", call, it)
+            say("then", it.send, b"x")
+            it.close()
+        it = bound(0)
+        say("no port", it.send, b"")
+        say("too long", it.send, bytes(3000))
+        it.close()
+        it = bound(None)
+        it.setsockopt(socket.IPPROTO_IP, 11, 1)
+        if family == socket.AF_INET6:
+            it.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+        for _ in range(9):
+            say("too long", it.sendto, bytes(3000), (to, 9))
+        for _ in range(10):
+            say("told", told, it)
+        for stamp in (63, 64, 29, 64, 35, 63):
+            it.setsockopt(socket.SOL_SOCKET, stamp, 1)
+            it.sendto(b"lost", (to, 99))
+            await_event(it, select.POLLIN)
+            say(f"told at the time of {stamp}", lambda: [kind[:2] for kind in it.recvmsg(4, 400, socket.MSG_ERRQUEUE)[1]])
+        it.close()
+
+
 def told(it):
     """Error in the queue, and what comes with it, without the interface."""
     interface = socket.if_nametoindex("exa").to_bytes(4, "little")
