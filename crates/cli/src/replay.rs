@@ -44,16 +44,16 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let config = args.control.read()?;
     let replay = Replay::open(plan)?;
     let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
-    let suppressed = SuppressedReports::begin();
-    let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
+    let suppressed = SuppressedReports::begin()?;
+    let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends)?;
     let place = args.control.place(None, None)?;
     let socket = place.map(SocketPlace::bind).transpose()?.flatten();
     let (control, counts) = (replay.control(), replay.counts());
     let given = args.engine.given(|change| control.name_of(change));
     let faces = args.control.open(&control, counts, config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(&args.metrics.access()?, || replay.metrics())?;
-    let teller = FailureMessages::begin(replay.failures());
-    let bar = Bar::show(replay.progress(), args);
+    let teller = FailureMessages::begin(replay.failures())?;
+    let bar = Bar::show(replay.progress(), args)?;
     let report = replay.run();
     drop((teller, faces, metrics, suppressed));
     bar.finish();
@@ -203,9 +203,9 @@ struct Bar {
 }
 
 impl Bar {
-    fn show(progress: &Arc<Progress>, args: &ReplayArgs) -> Self {
+    fn show(progress: &Arc<Progress>, args: &ReplayArgs) -> Result<Self, Failure> {
         if !io::stderr().is_terminal() {
-            return Self { bar: ProgressBar::hidden(), mover: None };
+            return Ok(Self { bar: ProgressBar::hidden(), mover: None });
         }
         let bar = progress.total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
         let template = if args.synthetic.is_some() {
@@ -218,7 +218,10 @@ impl Bar {
         }
         let (moved, progress) = (bar.clone(), Arc::clone(progress));
         let move_on = move || moved.set_position(progress.done.load(Ordering::Relaxed));
-        Self { bar, mover: Some(Ticker::every(PROGRESS_PERIOD, move_on)) }
+        Ok(Self {
+            bar,
+            mover: Some(Ticker::every(PROGRESS_PERIOD, "shows the progress", move_on)?),
+        })
     }
 
     fn finish(self) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use forebay_control::Control;
 use forebay_engine::{CpuProgress, Stopper};
+use forebay_sys::error::Result;
 use sd_notify::NotifyState;
 
 use crate::ticker::Ticker;
@@ -21,18 +22,20 @@ pub(crate) struct ServiceNotices(Option<Ticker>);
 
 impl ServiceNotices {
     /// Begins to send notices about a run, if anybody is to get them.
-    pub(crate) fn begin(control: Control, stopper: Stopper) -> Self {
+    pub(crate) fn begin(control: Control, stopper: Stopper) -> Result<Self> {
         if env::var_os("NOTIFY_SOCKET").is_none() {
-            return Self(None);
+            return Ok(Self(None));
         }
         let timeout = sd_notify::watchdog_enabled();
         let period = timeout.map_or(LOOK_PERIOD, |timeout| timeout / LOOKS_IN_TIMEOUT);
         let mut notices = Notices { has_watchdog: timeout.is_some(), ..Notices::default() };
-        Self(Some(Ticker::every(period.min(LOOK_PERIOD), move || {
+        let notify = move || {
             let run = control.state();
             let due = notices.due(run.has_started(), stopper.is_asked(), &run.progress());
             due.into_iter().for_each(Notice::send);
-        })))
+        };
+        let period = period.min(LOOK_PERIOD);
+        Ok(Self(Some(Ticker::every(period, "notifies the service manager", notify)?)))
     }
 }
 

@@ -6,11 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_engine::Stopper;
+use forebay_sys::error::Result;
 use forebay_sys::signals::is_ignored;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use tracing::info;
 
-use crate::ticker::Ticker;
+use crate::ticker::{Ticker, spawn};
 
 /// Interval between two checks for a signal.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
@@ -38,7 +39,7 @@ pub(crate) fn survive_file_size_limit() {
 
 /// Ends the run in order on the first signal, and the program on a later one. Returns a flag that
 /// becomes true once a signal has asked the run to end.
-pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBool> {
+pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Result<Arc<AtomicBool>> {
     let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
     let ends = ends.filter(|&signal| signal != SIGHUP || hangup == Hangup::Ends);
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -47,8 +48,8 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
         told.store(true, Ordering::Relaxed);
         stopper.stop();
         info!("stopping; once more to end now");
-    });
-    interrupted
+    })?;
+    Ok(interrupted)
 }
 
 /// Calls `act` on the first of these signals. A later one ends the program, but not one that comes with the
@@ -57,34 +58,40 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
 pub(crate) fn on_first_signal(
     signals: impl Iterator<Item = i32>,
     act: impl FnOnce() + Send + 'static,
-) {
+) -> Result<()> {
     let (asked, insisted) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
     for signal in signals.filter(|&signal| !is_ignored(signal)) {
         // If a handler cannot be installed, the signal ends the program as by default.
         let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&insisted));
         let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
     }
-    thread::spawn(move || {
+    let wait = move || {
         while !asked.load(Ordering::Relaxed) {
             thread::sleep(SIGNAL_PERIOD);
         }
-        let insists = thread::spawn(move || {
+        let insist = move || {
             thread::sleep(ONE_SIGNAL);
             insisted.store(true, Ordering::Relaxed);
-        });
+        };
+        // Without a thread of its own it waits for `act`.
+        let insists = spawn("waits for a second signal", insist.clone());
         act();
-        // Ignored: the thread does not panic.
-        let _ = insists.join();
-    });
+        match insists {
+            // Ignored: the thread does not panic.
+            Ok(thread) => drop(thread.join()),
+            Err(_) => insist(),
+        }
+    };
+    spawn("waits for signals", wait).map(drop)
 }
 
 /// Calls `act` on each SIGHUP for as long as the returned value lives. The signal no longer ends
 /// the program.
-pub(crate) fn on_hangup(mut act: impl FnMut() + Send + 'static) -> Ticker {
+pub(crate) fn on_hangup(mut act: impl FnMut() + Send + 'static) -> Result<Ticker> {
     let asked = Arc::new(AtomicBool::new(false));
     // If the handler cannot be installed, the signal ends the program as by default.
     let _ = signal_hook::flag::register(SIGHUP, Arc::clone(&asked));
-    Ticker::every(SIGNAL_PERIOD, move || {
+    Ticker::every(SIGNAL_PERIOD, "waits for SIGHUP", move || {
         if asked.swap(false, Ordering::Relaxed) {
             act();
         }

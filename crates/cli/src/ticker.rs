@@ -5,11 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use forebay_sys::error::{Error, Result};
 use forebay_sys::failure::{FailureNote, FirstFailure};
 use tracing::error;
 
 /// Interval between two checks for a failure.
 const LOG_PERIOD: Duration = Duration::from_millis(100);
+
+/// Starts a thread; `work` says for an error what it does.
+pub(crate) fn spawn(
+    work: &'static str,
+    act: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    thread::Builder::new().spawn(act).map_err(|source| Error::Helper { work, source })
+}
 
 /// A thread that repeats a task until this value is dropped.
 pub(crate) struct Ticker {
@@ -18,17 +27,22 @@ pub(crate) struct Ticker {
 }
 
 impl Ticker {
-    /// Starts the task: runs it now, and then every `period`.
-    pub(crate) fn every(period: Duration, mut act: impl FnMut() + Send + 'static) -> Self {
+    /// Starts the task: runs it now, and then every `period`. `work` says for an error what it does, as in
+    /// "watches the links".
+    pub(crate) fn every(
+        period: Duration,
+        work: &'static str,
+        mut act: impl FnMut() + Send + 'static,
+    ) -> Result<Self> {
         let done = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&done);
-        let thread = thread::spawn(move || {
+        let repeat = move || {
             while !ended.load(Ordering::Relaxed) {
                 act();
                 thread::park_timeout(period);
             }
-        });
-        Self { done, thread: Some(thread) }
+        };
+        Ok(Self { done, thread: Some(spawn(work, repeat)?) })
     }
 }
 
@@ -54,12 +68,12 @@ pub(crate) struct FailureMessages {
 struct Failures(Vec<(FirstFailure, AtomicBool)>);
 
 impl FailureMessages {
-    pub(crate) fn begin(failures: Vec<FirstFailure>) -> Self {
+    pub(crate) fn begin(failures: Vec<FirstFailure>) -> Result<Self> {
         let unmarked = failures.into_iter().map(|failure| (failure, AtomicBool::new(false)));
         let failures = Arc::new(Failures(unmarked.collect()));
         let looked = Arc::clone(&failures);
-        let ticker = Ticker::every(LOG_PERIOD, move || looked.log_new());
-        Self { failures, ticker: Some(ticker) }
+        let ticker = Ticker::every(LOG_PERIOD, "tells of failures", move || looked.log_new())?;
+        Ok(Self { failures, ticker: Some(ticker) })
     }
 }
 

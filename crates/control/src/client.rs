@@ -18,6 +18,9 @@ use rustix::process::geteuid;
 /// Maximum time to connect, and for one line of an answer; the run itself waits five seconds for its queues.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Interval between two looks at a run that does not answer.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+
 /// Maximum time for a whole answer, a watch's excepted.
 pub const WHOLE_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -252,15 +255,28 @@ impl ControlClient {
                 self.is_owed = true;
                 return Err(silent(&self.path, self.timeout));
             }
-            let set = self.stream.set_read_timeout(left);
+            let set = self.stream.set_read_timeout(left.map(|left| left.min(LOOK_PERIOD)));
             match set.and_then(|()| (&self.stream).read(&mut bytes)) {
                 Ok(count) => {
                     self.read.extend(&bytes[..count]);
                     return Ok(count);
                 }
-                Err(error) if is_timeout(&error) || error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if is_timeout(&error) => self.refuse_stopped()?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.lost(error)),
             }
+        }
+    }
+
+    /// Refuses to wait for a process that is stopped: it answers nobody until it is continued.
+    fn refuse_stopped(&mut self) -> Result<()> {
+        match unix_peer(&self.stream) {
+            Ok(run) if run.is_stopped() => {
+                self.is_owed = true;
+                let process = run.process.map_or(0, |process| process.as_raw_nonzero().get());
+                Err(self.wrong(format!("process {process} is stopped (kill -CONT {process})")))
+            }
+            _ => Ok(()),
         }
     }
 

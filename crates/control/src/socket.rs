@@ -97,8 +97,9 @@ impl BoundSocket {
             accept_thread: None,
         };
         let context = Arc::new(SessionContext { control, config, metrics: self.metrics.take() });
+        let refused = |source| Error::Helper { work: "serves the control socket", source };
         let accept_thread = spawn(move || accept(&listener, &context, &slots));
-        socket.accept_thread = Some(accept_thread.map_err(Error::file("create", &self.path))?);
+        socket.accept_thread = Some(accept_thread.map_err(refused)?);
         Ok(socket)
     }
 }

@@ -88,8 +88,9 @@ impl MetricsServer {
             // for at most five seconds.
             runtime.shutdown_background();
         };
+        let unstarted = |source| Error::Helper { work: "serves the metrics", source };
         let thread = thread::Builder::new().name("metrics".to_owned()).spawn(serve);
-        Ok(Self { address, done, thread: Some(thread.map_err(refused)?) })
+        Ok(Self { address, done, thread: Some(thread.map_err(unstarted)?) })
     }
 
     /// Address that the server listens at.

@@ -152,9 +152,11 @@ pub enum Error {
         /// Reason.
         source: io::Error,
     },
-    /// The thread that watches the run could not be started.
-    #[error("cannot start the thread that watches over the run: {source}")]
-    Guard {
+    /// A thread beside those of the CPUs could not be started.
+    #[error("cannot start the thread that {work}: {source}")]
+    Helper {
+        /// Work of the thread, as in "watches over the run".
+        work: &'static str,
         /// Reason.
         source: io::Error,
     },
@@ -283,8 +285,9 @@ impl Error {
                 "ask as the user who started the run, or as root".to_owned()
             }
             Self::Refused(_) => "see `forebay list` for the knobs and their values".to_owned(),
-            Self::Thread { .. } | Self::Guard { .. } => {
-                "check the limits on threads and memory (ulimit -u, ulimit -v)".to_owned()
+            Self::Thread { .. } | Self::Helper { .. } => {
+                "check the limits on threads and memory (ulimit -u, ulimit -v, pids.max of the cgroup)"
+                    .to_owned()
             }
             Self::NoInterface { there_are, .. } if there_are.is_empty() => {
                 "see `ip link`, or look in the namespace that has it: ip netns exec NAME".to_owned()
@@ -327,7 +330,7 @@ impl Error {
             | Self::Mount { .. }
             | Self::Xdp { .. }
             | Self::Thread { .. }
-            | Self::Guard { .. }
+            | Self::Helper { .. }
             | Self::NoInterface { .. }
             | Self::DeviceGone { .. }
             | Self::Device { .. }

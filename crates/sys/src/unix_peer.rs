@@ -1,7 +1,7 @@
 //! User and process at the other end of a Unix socket.
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::{fs, io};
 
 use rustix::process::Pid;
 
@@ -12,6 +12,19 @@ pub struct UnixPeer {
     pub user: u32,
     /// Process, unless it is in a PID namespace that this process cannot see: the kernel reports 0 then.
     pub process: Option<Pid>,
+}
+
+impl UnixPeer {
+    /// True if the process is stopped, as by SIGSTOP or by a debugger; false if nothing is known of it.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        let Some(process) = self.process else { return false };
+        let stat = fs::read(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap_or_default();
+        // The name, in parentheses, may contain any byte; the state is behind it.
+        let name_end = stat.iter().rposition(|byte| *byte == b')');
+        let state = name_end.and_then(|end| stat.get(end + 2));
+        matches!(state, Some(b'T' | b't'))
+    }
 }
 
 /// Peer of a connected Unix socket.
@@ -41,10 +54,26 @@ pub fn unix_peer(stream: impl AsFd) -> io::Result<UnixPeer> {
 mod tests {
     use std::fs::File;
     use std::os::unix::net::UnixStream;
+    use std::process::Command;
 
-    use rustix::process::{geteuid, getpid};
+    use rustix::process::{Signal, geteuid, getpid, kill_process};
 
     use super::*;
+
+    #[test]
+    fn promise_3_stopped_peer_is_seen() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Pid::from_child(&child);
+        let peer = UnixPeer { user: 0, process: Some(process) };
+        assert!(!peer.is_stopped());
+        kill_process(process, Signal::STOP).unwrap();
+        while !peer.is_stopped() {}
+        kill_process(process, Signal::CONT).unwrap();
+        while peer.is_stopped() {}
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!peer.is_stopped() && !UnixPeer { user: 0, process: None }.is_stopped());
+    }
 
     #[test]
     fn promise_8_peer_of_pair_is_this_process() {

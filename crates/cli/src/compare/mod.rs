@@ -179,7 +179,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         written(path, result_file::check(path))?;
     }
     let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
-    on_first_signal(ends, || IS_INTERRUPTED.store(true, Ordering::Relaxed));
+    on_first_signal(ends, || IS_INTERRUPTED.store(true, Ordering::Relaxed))?;
     network::remove_left();
     let distance = &|| pair::distance(setting.cpus.of_bench());
     let rounds =

@@ -84,9 +84,11 @@ pub(crate) struct SuppressedReports(Option<Ticker>);
 
 impl SuppressedReports {
     /// Begins to limit messages.
-    pub(crate) fn begin() -> Self {
+    pub(crate) fn begin() -> Result<Self, Failure> {
+        let tell = || log_suppressed(LIMIT.take_ended());
+        let ticker = Ticker::every(SUPPRESSED_PERIOD, "counts suppressed messages", tell)?;
         LIMIT.set_on(true);
-        Self(Some(Ticker::every(SUPPRESSED_PERIOD, || log_suppressed(LIMIT.take_ended()))))
+        Ok(Self(Some(ticker)))
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use forebay_device::DeviceLink;
 use forebay_run::run::To;
+use forebay_sys::error::Result;
 use forebay_sys::interface::{Interface, LinkState, LinkStatus};
 use tracing::{error, info, warn};
 
@@ -39,7 +40,7 @@ enum LinkChange {
 }
 
 /// Starts to report changes of the links that packets come by, which are given, or leave by.
-pub(super) fn watch(args: &RunArgs, from: &[(String, DeviceLink)]) -> Ticker {
+pub(super) fn watch(args: &RunArgs, from: &[(String, DeviceLink)]) -> Result<Ticker> {
     let to = args.to.iter().filter_map(|to| match to {
         To::Tun(name) | To::Dev(name) => Interface::named(name).ok(),
         To::Count | To::Pcap(_) => None,
@@ -54,7 +55,7 @@ pub(super) fn watch(args: &RunArgs, from: &[(String, DeviceLink)]) -> Ticker {
         seen.push(interface);
         is_new
     });
-    Ticker::every(LOOK_PERIOD, move || links.iter_mut().for_each(Link::look))
+    Ticker::every(LOOK_PERIOD, "watches the links", move || links.iter_mut().for_each(Link::look))
 }
 
 impl Link {

@@ -52,19 +52,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         check_reload(config.as_ref(), user);
     }
     let socket = place.map(SocketPlace::bind).transpose()?.flatten();
-    let suppressed = SuppressedReports::begin();
+    let suppressed = SuppressedReports::begin()?;
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
-    let interrupted = stop_on_signals(run.stopper(), hangup);
+    let interrupted = stop_on_signals(run.stopper(), hangup)?;
     let control = run.control();
     let given = args.engine.given(|change| control.name_of(change));
     // Before others learn of the run: what they connect is told.
-    let links = links::watch(args, run.links());
+    let links = links::watch(args, run.links())?;
     let faces = args.control.open(&control, run.counts(), config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(&access, || run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
-    let teller = FailureMessages::begin(run.watch().failures().to_vec());
-    let status = Status::show(run.watch());
-    let notices = ServiceNotices::begin(run.control(), run.stopper());
+    let reloader = reloader.transpose()?;
+    let teller = FailureMessages::begin(run.watch().failures().to_vec())?;
+    let status = Status::show(run.watch())?;
+    let notices = ServiceNotices::begin(run.control(), run.stopper())?;
     let report = run.run();
     status.finish();
     drop((notices, links, teller, reloader, faces, metrics, suppressed));
@@ -133,7 +134,11 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
 
 /// Applies what has changed in the config file on each SIGHUP. The run continues even if the file is
 /// invalid.
-fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<String>) -> Ticker {
+fn reload_on_hangup(
+    config: ConfigFile,
+    control: Control,
+    given: Vec<String>,
+) -> sys::error::Result<Ticker> {
     let mut before = config;
     on_hangup(move || {
         let path = before.path().to_owned();

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use forebay_run::run::{Snapshot, Watch};
+use forebay_sys::error::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::table::figures::{as_f64, grouped, percent, scaled, seconds};
@@ -23,9 +24,9 @@ pub(super) struct Status {
 }
 
 impl Status {
-    pub(super) fn show(watch: Watch) -> Self {
+    pub(super) fn show(watch: Watch) -> Result<Self> {
         if !io::stderr().is_terminal() {
-            return Self { bar: ProgressBar::hidden(), ticker: None };
+            return Ok(Self { bar: ProgressBar::hidden(), ticker: None });
         }
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
@@ -33,13 +34,13 @@ impl Status {
         }
         let (shown, began) = (bar.clone(), Instant::now());
         let mut before = (began, watch.look());
-        let ticker = Ticker::every(STATUS_PERIOD, move || {
+        let ticker = Ticker::every(STATUS_PERIOD, "shows the status line", move || {
             let now = (Instant::now(), watch.look());
             let (lasted, passed) = (now.0 - began, now.0 - before.0);
             shown.set_message(line(lasted, passed, &before.1, &now.1));
             before = now;
-        });
-        Self { bar, ticker: Some(ticker) }
+        })?;
+        Ok(Self { bar, ticker: Some(ticker) })
     }
 
     pub(super) fn finish(self) {

@@ -79,7 +79,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         history.model(first);
         return print_once(args, link, history, &name);
     }
-    let sampler = Sampler::start(link, args.interval);
+    let sampler = Sampler::start(link, args.interval)?;
     let screen = Screen::new(name, sampler, args.follow, palette(args), args.interval);
     match screen.show()? {
         End::Asked => Ok(()),

@@ -4,7 +4,6 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_control::{ControlClient, FlowName};
@@ -12,6 +11,7 @@ use forebay_sys::Error;
 
 use super::sample::{Masks, Sample};
 use crate::failure::Failure;
+use crate::ticker::spawn;
 
 /// Interval between two looks for requests while there are no samples to take.
 const IDLE_PERIOD: Duration = Duration::from_secs(3600);
@@ -49,13 +49,13 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Starts to take samples.
-    pub(super) fn start(link: Link, interval: Duration) -> Self {
+    pub(super) fn start(link: Link, interval: Duration) -> Result<Self, Failure> {
         let (asks, asked) = mpsc::channel();
         let (to_screen, told) = mpsc::channel();
-        thread::spawn(move || {
+        spawn("takes samples of the run", move || {
             SamplerThread { link, interval, to_screen, flow: None }.serve(&asked);
-        });
-        Self { asks, told }
+        })?;
+        Ok(Self { asks, told })
     }
 
     pub(super) fn ask(&self, ask: Ask) {

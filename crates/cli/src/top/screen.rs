@@ -69,7 +69,7 @@ impl Screen {
         // A later signal ends the program, if the loop hangs.
         on_first_signal([SIGTERM, SIGINT, SIGHUP].into_iter(), move || {
             told.store(true, Ordering::Relaxed);
-        });
+        })?;
         let unusable = |error| Failure::Output { error };
         let mut terminal = RestoredTerminal(ratatui::try_init().map_err(unusable)?);
         self.run(&mut terminal.0, &asked).map_err(unusable)

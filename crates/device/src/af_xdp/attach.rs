@@ -266,8 +266,9 @@ fn refusal(interface: &str, refused: &VerifierRefusal) -> Error {
             return unsupported("AF_XDP", "4.18", "CONFIG_XDP_SOCKETS");
         }
         (_, Errno::PERM) => {
-            "check that CAP_BPF and CAP_NET_ADMIN are there, and on a kernel before 5.11 that enough \
-             memory may be locked (ulimit -l)"
+            "check that CAP_BPF and CAP_NET_ADMIN are there (those of a user namespace, as in a rootless \
+             container, do not count: --via af_packet does without), and on a kernel before 5.11 that \
+             enough memory may be locked (ulimit -l)"
         }
         (BpfRequest::Insert | BpfRequest::Remove, _) => {
             "see with `ethtool -l` how many queues the interface has"

@@ -40,7 +40,8 @@ impl Observer {
             Some(recorder)
         };
         let thread = thread::Builder::new().name("timeline".to_owned()).spawn(observe);
-        let thread = thread.map_err(|source| Error::Guard { source })?;
+        let thread =
+            thread.map_err(|source| Error::Helper { work: "watches over the run", source })?;
         Ok(Self { has_ended, thread })
     }
 

@@ -91,7 +91,7 @@ impl Ending {
             stopped_by
         };
         let thread = thread::Builder::new().name("forebay-ending".to_owned()).spawn(watch);
-        let refused = |source| Error::Guard { source };
+        let refused = |source| Error::Helper { work: "watches over the run", source };
         Ok(Guard { tells, thread: thread.map_err(refused)? })
     }
 }

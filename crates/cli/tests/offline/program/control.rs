@@ -47,6 +47,11 @@ impl<'a> Live<'a> {
         run.stdout
     }
 
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+    }
+
     fn has_received(&self) -> bool {
         let received = |line: &str| {
             line.starts_with("forebay_packets_received_total{") && !line.ends_with(" 0")
@@ -80,8 +85,7 @@ impl<'a> Live<'a> {
         while !self.has_received() {
             std::thread::yield_now();
         }
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.signal("TERM");
         let (mut report, mut told) = (String::new(), String::new());
         self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
         self.child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
@@ -164,6 +168,26 @@ fn answer_with(dir: &WorkDir, bytes: &'static [u8]) {
             }
         }
     });
+}
+
+/// Commands do not wait ten seconds for a run that is stopped: they name its process. It answers again later.
+#[test]
+fn promise_3_stopped_run_is_named() {
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "");
+    live.signal("STOP");
+    let problem = format!("process {0} is stopped (kill -CONT {0})", live.child.id());
+    for command in ["get rps_cpus", "top --once", "watch rps_cpus"] {
+        let run = live.run(command);
+        assert_eq!((run.code, run.stdout.as_str()), (Some(3), ""), "{command}: {}", run.told);
+        // The message is wrapped at words.
+        let words = run.told.replace('│', " ");
+        let told = words.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(told.contains(&problem), "{command}: {told}");
+    }
+    live.signal("CONT");
+    live.told("get rps_cpus");
+    live.end();
 }
 
 #[test]

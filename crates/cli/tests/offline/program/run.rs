@@ -104,16 +104,50 @@ fn missing_permission_named_with_remedy() {
     }
 }
 
+/// However many threads the system allows, a command works or names the thread that it lacks.
+#[test]
+fn refused_threads_are_named() {
+    let dir = WorkDir::new();
+    for args in [
+        "replay --cpus 2 --no-control --metrics 127.0.0.1:0",
+        "run vhost-user:none --no-control --metrics 127.0.0.1:0 --duration 1",
+    ] {
+        for threads_max in 1..=10 {
+            let run = dir.run_as_other_within(Some(threads_max), args);
+            let is_named = run.told.contains("cannot start the thread ")
+                || run.told.contains("cannot start its link");
+            let told = format!("{threads_max} threads, {args}: {}", run.told);
+            match run.code {
+                Some(0) => assert!(threads_max > 2, "{told}"),
+                Some(3) => assert!(is_named && run.told.contains("ulimit -u"), "{told}"),
+                _ => panic!("{told}"),
+            }
+        }
+    }
+}
+
 impl WorkDir {
     /// Runs the program as a user without privileges: as another one, if this one is root.
     fn run_as_other(&self, args: &str) -> crate::program::Run {
+        self.run_as_other_within(None, args)
+    }
+
+    /// Runs the program so, while that user may have at most so many threads.
+    fn run_as_other_within(&self, threads_max: Option<u32>, args: &str) -> crate::program::Run {
         let program = self.path("forebay");
         if !program.exists() {
             // A directory that every user may enter.
             forebay_testkit::programs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
             fs::set_permissions(&self.0, Permissions::from_mode(0o755)).unwrap();
         }
-        let mut command = Command::new(program);
+        let mut command = match threads_max {
+            Some(threads_max) => {
+                let mut limited = Command::new("prlimit");
+                limited.arg(format!("--nproc={threads_max}")).arg(program);
+                limited
+            }
+            None => Command::new(program),
+        };
         command.args(args.split(' ')).current_dir(&self.0);
         if fs::metadata("/proc/self").is_ok_and(|process| is_root(&process)) {
             command.uid(OTHER).gid(OTHER);
