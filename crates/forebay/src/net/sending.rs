@@ -65,7 +65,9 @@ impl Endpoint {
         }
         check_length(of, marks, between, identity.mtu)?;
         self.check_refusal()?;
-        SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
+        if marks.gso_size > 0 {
+            SendForm::of(of.payload.len(), marks, between, identity.mtu)?;
+        }
         check_segments(of)?;
         let is_looped = || self.options.groups(to.ip()).is_looped.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
