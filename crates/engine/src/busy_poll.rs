@@ -355,8 +355,8 @@ impl<H: Handler> Loan<H> {
         used_ns > 0 && now_ns.saturating_sub(used_ns) < IN_USE_NS
     }
 
-    /// True if borrowers turn the CPU while it sleeps, or try to: its thread is not to spin. One that never sleeps does not for
-    /// them either.
+    /// True if borrowers turn the CPU while it sleeps, or try to: its thread then sleeps instead of spinning, unless it never
+    /// sleeps.
     pub(super) fn is_sought(&self, now_ns: u64) -> bool {
         let wanted_ns = self.wanted_ns.load(Ordering::Relaxed);
         let is_wanted = wanted_ns > 0 && now_ns.saturating_sub(wanted_ns) < WANTED_NS;
@@ -471,25 +471,26 @@ impl<H: Handler> Loan<H> {
 
 impl<H: Handler> TransmitLent for Loan<H> {
     fn transmit(&self) -> Transmitted {
-        if is_cpu() || !self.is_in_use(self.shared.clock.now_ns()) {
+        let now_ns = self.shared.clock.now_ns();
+        if is_cpu() || !self.is_in_use(now_ns) {
             return Transmitted::InPart;
         }
         let woken = OnPanic(|| self.wake());
-        let transmitted = self.try_transmit();
+        let transmitted = self.try_transmit(now_ns);
         woken.disarm();
         transmitted
     }
 }
 
 impl<H: Handler> Loan<H> {
-    fn try_transmit(&self) -> Transmitted {
+    fn try_transmit(&self, began_ns: u64) -> Transmitted {
         // Another thread that turns it may have looked before the packets came. The CPU's own takes it back.
         let Ok(mut lent) = self.lent.try_lock() else { return Transmitted::InPart };
         let Some(lent) = lent.as_mut().filter(|lent| self.may_turn(lent)) else {
             return Transmitted::InPart;
         };
         let Lent { worker, .. } = lent;
-        worker.transmit();
+        worker.transmit(began_ns);
         let has_more = worker.queues.iter_mut().any(Queue::has_unsent);
         let is_sending = worker.queues.iter().any(Queue::is_sending);
         // A thread that sleeps until the end of a suspension is back in time for frames that are on their way.

@@ -129,9 +129,8 @@ impl<H: Handler> Worker<H> {
         (activity, now_ns)
     }
 
-    /// Transmits what the CPU's queues have, while it sleeps.
-    pub(super) fn transmit(&mut self) {
-        let began_ns = self.shared.clock.now_ns();
+    /// Transmits what the CPU's queues have, while it sleeps, from `began_ns` on.
+    pub(super) fn transmit(&mut self, began_ns: u64) {
         for queue in &mut self.queues {
             queue.transmit();
             queue.pool.flush();
