@@ -339,11 +339,6 @@ impl Connection {
         (self.options.cork, self.options.nodelay) = before;
     }
 
-    /// Sends what a write with more to follow held back (`MSG_MORE`).
-    pub(in crate::tcp) fn send_held(&mut self, cx: &mut Context<'_>) {
-        self.send_queued(cx);
-    }
-
     /// `TCP_QUICKACK`.
     pub(in crate::tcp) fn set_quick_acks(&mut self, on: bool, cx: &mut Context<'_>) {
         self.delayed.set_quick(on);

@@ -78,7 +78,7 @@ impl Connection {
     }
 
     /// Sends what may be sent.
-    pub(super) fn send_queued(&mut self, cx: &mut Context<'_>) {
+    pub(in crate::tcp) fn send_queued(&mut self, cx: &mut Context<'_>) {
         self.send_packets(if self.options.cork { Push::Full } else { Push::Queued }, cx);
     }
 

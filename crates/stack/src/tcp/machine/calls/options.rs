@@ -69,7 +69,7 @@ impl Tcp {
         self.set_options(socket, options, out)?;
         if !on {
             // Without a connection there is nothing to send.
-            let _ = self.call(socket, out, |connection, cx| connection.send_held(cx));
+            let _ = self.call(socket, out, |connection, cx| connection.send_queued(cx));
         }
         Ok(())
     }
