@@ -38,7 +38,7 @@ impl Reader {
     /// String at an address, if all of it can be read.
     ///
     /// # Safety
-    /// Memory that is there is not changed while the result lives.
+    /// The memory that is there is not changed while the result lives.
     unsafe fn string<'a>(&mut self, string: *const c_char) -> Option<&'a CStr> {
         let first = string.cast::<u8>();
         let mut len = 0;
@@ -62,7 +62,7 @@ impl Reader {
     /// Address at an address, if it can be read.
     ///
     /// # Safety
-    /// Memory that is there is not changed meanwhile.
+    /// The memory that is there is not changed meanwhile.
     unsafe fn address(&mut self, at: Strings) -> Option<*const c_char> {
         let first = at.cast::<u8>();
         if !self.can_read(first) || !self.can_read(first.wrapping_add(size_of::<usize>() - 1)) {
@@ -90,7 +90,7 @@ fn has_memory(address: *const u8) -> bool {
 /// string, which the kernel answers.
 ///
 /// # Safety
-/// What memory there is is not changed while the result lives.
+/// The memory that is there is not changed while the result lives.
 pub(super) unsafe fn strings<'a>(array: Strings) -> Option<Vec<&'a CStr>> {
     let (mut arrays, mut texts) = (Reader::default(), Reader::default());
     let mut found = Vec::new();
@@ -111,7 +111,7 @@ pub(super) unsafe fn strings<'a>(array: Strings) -> Option<Vec<&'a CStr>> {
 /// Path that a program gives; `None` of an address where it has no memory, which the kernel answers.
 ///
 /// # Safety
-/// What memory there is is not changed while the result lives.
+/// The memory that is there is not changed while the result lives.
 pub(super) unsafe fn path_at<'a>(path: *const c_char) -> Option<&'a Path> {
     // SAFETY: the caller's promise.
     let path = unsafe { Reader::default().string(path) }?;
